@@ -1,0 +1,118 @@
+// The graph of one micro-batch: named tensors and ops in execution order. No devices, no
+// addresses. Rewrites (differentiate, shard) add nodes to it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "graph/kernel_abi.h"
+
+namespace spillway {
+
+using TensorId = int32_t;
+using NodeId = int32_t;
+constexpr int32_t kNone = -1;
+
+enum class Role : uint8_t {
+  input,       // filled by the loader: tokens, targets, token_order
+  param,       // compute copy of a parameter (f32, or bf16 with an f32 master)
+  master,      // f32 master of a bf16 parameter; absent where the parameter itself is f32
+  moment,      // AdamW's m and v, f32
+  grad,        // f32 gradient accumulator, alive for a step
+  activation,  // forward values and their gradients, alive within a micro-batch
+  scalar,      // step scalars, losses, norm partials
+  kv_cache,
+  staging,     // received pieces of gradients
+};
+
+enum class Pass : uint8_t { forward, backward, reduce, update };
+
+// Layers: 0 is the embedding, 1…L the blocks, L + 1 the head. Block k of the config's "@k" is layer
+// k + 1.
+struct Tensor {
+  std::string name;   // "blk.3.qkv": key of random numbers, checkpoints and messages
+  std::string place;  // "qkv": the name "place" uses; tensors of one place and layer move together
+  Dtype dtype = Dtype::f32;
+  Dims dims;
+  Role role = Role::activation;
+  int32_t layer = 0;
+  bool anchor = false;  // a block's input: may be kept or streamed, never recomputed
+  int64_t bytes() const { return dims.count() * size_of(dtype); }
+};
+
+// A whole tensor, or `count` elements of it from `begin` on.
+struct Operand {
+  TensorId tensor = kNone;
+  int64_t begin = 0, count = -1;  // -1: the whole tensor
+  bool accumulate = false;        // output only: adds to what is there except at the group's first
+};
+
+// One send or receive of an exchange: `operand` indexes `in` (send) or `out` (receive).
+struct Transfer {
+  int32_t peer = 0;
+  bool send = false;
+  int32_t operand = 0;
+};
+
+enum class NodeKind : uint8_t { op, exchange };
+
+// The same tensor range in `in` and `out` is an update in place. `alias` lists other pairs
+// (out index, in index) where the output takes over the bytes of an input that dies there.
+struct Node {
+  std::string name;  // "blk.3.qkv" + pass, for messages, traces and NVTX
+  NodeKind kind = NodeKind::op;
+  OpKind op = OpKind::add;
+  Attrs attrs;
+  std::vector<Operand> in, out;
+  std::vector<std::pair<int32_t, int32_t>> alias;
+  std::vector<Transfer> transfers;  // exchange only
+  int32_t layer = 0;
+  Pass pass = Pass::forward;
+};
+
+// How a parameter starts.
+enum class Init : uint8_t { normal, ones, zeros };
+
+struct Param {
+  TensorId param = kNone, master = kNone, moment1 = kNone, moment2 = kNone;
+  std::vector<TensorId> grads;  // one accumulator a use, in order of use; added into grads[0]
+  bool decay = false;
+  Init init = Init::zeros;
+  double std = 0;
+  Dims live;  // global shape without vocabulary padding: what a checkpoint holds
+  TensorId state() const { return master != kNone ? master : param; }  // the f32 truth
+};
+
+struct Graph {
+  std::vector<Tensor> tensors;
+  std::vector<Node> nodes;
+  std::vector<Param> params;
+  int32_t layers = 0;  // L
+
+  TensorId add(Tensor t) {
+    tensors.push_back(std::move(t));
+    return static_cast<TensorId>(tensors.size()) - 1;
+  }
+  TensorId find(const std::string& name) const {
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].name == name) return static_cast<TensorId>(i);
+    return kNone;
+  }
+};
+
+// Blocks of a global tensor for norms and shards (a function of its shape alone): at least 64
+// blocks where it allows, at most 65,536 elements each.
+int64_t block_elements(int64_t count);
+
+// Elements [begin, begin + count) of a tensor of `total` elements that `rank` of `ranks` owns;
+// ceil(blocks / ranks) blocks each, the last ranks fewer or none.
+struct Range {
+  int64_t begin = 0, count = 0;
+};
+Range shard_of(int64_t total, int rank, int ranks);
+int64_t shard_capacity(int64_t total, int ranks);  // elements of the largest shard
+
+}  // namespace spillway

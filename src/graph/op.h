@@ -1,0 +1,53 @@
+// All that an op knows about itself.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace spillway {
+
+struct TensorType {
+  Dtype dtype = Dtype::f32;
+  Dims dims;
+};
+
+struct Cost {
+  double flops = 0;           // multiply and add count two
+  double bytes = 0;           // read + written
+  bool gemm = false;          // bound by the matrix units (else by memory)
+  bool attention = false;
+};
+
+// One test of an op: operand types, attributes; the op's test draws inputs from a printed seed.
+struct OpCase {
+  std::string label;
+  Attrs attrs;
+  std::vector<TensorType> in;
+  double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;  // ‖a−b‖/‖b‖ against the double reference
+};
+
+class GraphBuilder;
+
+struct OpDef {
+  std::string_view name;
+  // Output types from inputs; throws Error(internal) with the op's name on a shape that is wrong.
+  std::vector<TensorType> (*infer)(const Attrs&, const std::vector<TensorType>& in);
+  Cost (*cost)(const Attrs&, const std::vector<TensorType>& in);
+  // Upper bound of the scratch a kernel of any backend needs, packed weights included. A function
+  // of shapes and `threads` alone. nullptr: none.
+  int64_t (*workspace)(const Attrs&, const std::vector<TensorType>& in, int threads);
+  // Emits the nodes of the backward pass. `dout[i]` is kNone where no gradient arrives. Sets
+  // `din[i]` where one is produced; parameters' gradients go to builder.accumulator(param).
+  // nullptr: the op has no backward.
+  void (*backward)(GraphBuilder&, const Node&, const std::vector<TensorId>& dout,
+                   std::vector<TensorId>& din);
+  std::vector<OpCase> (*cases)();
+};
+
+const OpDef& op_def(OpKind kind);
+
+}  // namespace spillway

@@ -1,0 +1,93 @@
+// What a backend is. One per process; its memory is one arena a tier, reserved once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "graph/kernel_abi.h"
+#include "program/program.h"
+
+namespace spillway {
+
+// Position of an instruction on its lane: 1 for the first ever issued there. Lanes run in order, so
+// "lane l has reached ticket t" is an event.
+using Ticket = uint64_t;
+
+struct LaneTimes {  // one executed instruction, seconds since the device's start
+  double begin = 0, end = 0;
+  double waited = 0;  // of begin - lane's previous end: time spent waiting for other lanes
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // Once a tier, before the first launch. 2 MiB aligned. Throws Error(does_not_fit) naming tier,
+  // bytes and limit.
+  virtual void* reserve(Tier tier, int64_t bytes) = 0;
+
+  // All asynchronous, in order on their lane; none allocates. Each returns its ticket.
+  virtual Ticket launch(Lane lane, OpKind op, const KernelArgs& args, const Instr* instr) = 0;
+  virtual Ticket copy(Lane lane, void* to, const void* from, int64_t bytes, const Instr* instr) = 0;
+  virtual Ticket exchange(Lane lane, const struct ExchangeArgs& args, const Instr* instr) = 0;
+  // What `lane` is given next starts only when `on` has reached `ticket`.
+  virtual void wait(Lane lane, Lane on, Ticket ticket) = 0;
+
+  // Blocks the caller. Rethrows what a lane threw.
+  virtual void synchronise(Lane lane, Ticket ticket) = 0;
+  virtual void synchronise_all() = 0;
+
+  // Blocking transfers between pageable memory of the caller and an arena; for restoring and
+  // checkpoints, with all lanes idle.
+  virtual void upload(void* to, const void* from, int64_t bytes) = 0;
+  virtual void download(void* to, const void* from, int64_t bytes) = 0;
+
+  // Progress words; never block. `running` is the instruction a lane executes now, or nullptr.
+  virtual Ticket completed(Lane lane) const = 0;
+  virtual const Instr* running(Lane lane) const = 0;
+
+  // Bytes moved by the copy lanes since start, counted where they are moved.
+  virtual int64_t bytes_copied(Lane lane) const = 0;
+
+  // While set, LaneTimes of every instruction are recorded into `sink(lane, instr, times)`.
+  using TimeSink = void (*)(void* context, Lane, const Instr*, const LaneTimes&);
+  virtual void record_times(TimeSink sink, void* context) = 0;
+};
+
+struct ExchangeArgs {
+  static constexpr int kMax = 4096;
+  struct Part {
+    int32_t peer;
+    bool send;
+    void* data;
+    int64_t bytes;
+  };
+  std::span<const Part> parts;  // valid until the exchange has run
+  int32_t sequence = 0;
+};
+
+// Moves bytes between ranks, never adds. All ranks call in the same order.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int ranks_on_node() const = 0;
+  virtual int node_count() const = 0;
+  // One grouped batch of sends and receives; blocks the calling (lane) thread; returns early with
+  // an Error once aborted.
+  virtual void exchange(const ExchangeArgs& args) = 0;
+  // Host-side helpers for start-up, checkpoints and agreement; blocking, main thread only.
+  virtual void barrier() = 0;
+  virtual void broadcast(void* data, int64_t bytes, int root) = 0;
+  virtual std::string broadcast_text(const std::string& text, int root) = 0;
+  virtual int64_t max(int64_t value) = 0;
+  virtual int64_t min(int64_t value) = 0;
+  virtual std::string gather_text(const std::string& text) = 0;  // rank 0: lines joined; else ""
+  virtual void gather(const void* data, int64_t bytes, void* out) = 0;  // all ranks; rank order
+  virtual void abort() noexcept = 0;
+};
+
+}  // namespace spillway
