@@ -26,7 +26,7 @@ struct Cost {
 struct OpCase {
   std::string label;
   Attrs attrs;
-  std::vector<TensorType> in;
+  std::vector<TensorType> in, out;
   double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;  // ‖a−b‖/‖b‖ against the double reference
 };
 
@@ -34,7 +34,8 @@ class GraphBuilder;
 
 struct OpDef {
   std::string_view name;
-  // Output types from inputs; throws Error(internal) with the op's name on a shape that is wrong.
+  // Output types from inputs (forward ops; nullptr for gradients and updates, whose outputs the
+  // rewrites create); throws Error(internal) with the op's name on a shape that is wrong.
   std::vector<TensorType> (*infer)(const Attrs&, const std::vector<TensorType>& in);
   Cost (*cost)(const Attrs&, const std::vector<TensorType>& in);
   // Upper bound of the scratch a kernel of any backend needs, packed weights included. A function
@@ -48,6 +49,6 @@ struct OpDef {
   std::vector<OpCase> (*cases)();
 };
 
-const OpDef& op_def(OpKind kind);
+const OpDef& op_def(OpKind kind);  // table generated from op_list.h
 
 }  // namespace spillway
