@@ -37,7 +37,9 @@ struct Attrs {
   int32_t chunk = 0;   // head_loss: tokens whose logits are alive at once
   int32_t ranks = 1, rank = 0, inner = 1;  // rank_sum: group, own place, width of the inner tree
   int32_t block = 0;   // norm_partials: elements a block
+  int32_t micro_batches = 1;  // head_loss: elements of `losses`
   bool residual = false, bias = false, qk_norm = false, decode = false, llama3_rope = false;
+  bool f32_out = false;  // matmul: y is f32 whatever the inputs are (logits)
   float eps = 0;
   float loss_scale = 1;  // 1 / tokens of the global batch
   double rope_theta = 10000, rope_factor = 8, rope_low = 1, rope_high = 4;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "graph/graph.h"
@@ -28,6 +29,9 @@ struct OpCase {
   Attrs attrs;
   std::vector<TensorType> in, out;
   double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;  // ‖a−b‖/‖b‖ against the double reference
+  std::vector<int32_t> accumulate;                      // outputs that are f32 accumulators
+  std::vector<std::pair<int32_t, int32_t>> in_place;    // (out, in) that are always one tensor
+  std::vector<std::pair<int32_t, int32_t>> may_alias;   // (out, in) that may share their bytes
 };
 
 class GraphBuilder;

@@ -1,0 +1,92 @@
+#include "graph/ops/rmsnorm.h"
+
+#include "graph/backward_rules.h"
+#include "graph/ops/row_blocks.h"
+#include "graph/ops/shapes.h"
+
+namespace spillway {
+namespace {
+
+std::vector<TensorType> infer(const Attrs& attrs, const std::vector<TensorType>& in) {
+  expect(in.size() == (attrs.residual ? 3u : 2u), "rmsnorm", in, "wrong number of operands");
+  const TensorType& x = in[0];
+  expect(is_compute(x.dtype) && x.dims.rank == 2, "rmsnorm", in, "x is not [T,h]");
+  if (attrs.residual)
+    expect(in[1].dtype == x.dtype && in[1].dims == x.dims, "rmsnorm", in, "delta is not like x");
+  expect(in.back().dtype == Dtype::f32 && in.back().dims.count() == x.dims[1], "rmsnorm", in,
+         "w is not f32[h]");
+  std::vector<TensorType> out;
+  if (attrs.residual) out.push_back(x);
+  out.push_back(x);
+  out.push_back(f32_of(Dims(x.dims[0])));
+  return out;
+}
+
+Cost cost(const Attrs& attrs, const std::vector<TensorType>& in) {
+  const double x_bytes = static_cast<double>(bytes_of(in[0]));
+  return {.flops = 4.0 * static_cast<double>(in[0].dims.count()),
+          .bytes = x_bytes * (attrs.residual ? 4 : 2)};
+}
+
+Cost grad_cost(const Attrs&, const std::vector<TensorType>& in) {
+  return {.flops = 10.0 * static_cast<double>(in[0].dims.count()),
+          .bytes = static_cast<double>(bytes_of(in) + bytes_of(in[0]))};
+}
+
+int64_t grad_workspace(const Attrs&, const std::vector<TensorType>& in, int) {
+  return row_block_bytes(in[0].dims[1]);
+}
+
+OpCase base_case(Dtype t, int64_t rows, int64_t h, bool residual) {
+  OpCase c;
+  c.label = "T" + std::to_string(rows) + " h" + std::to_string(h) + (residual ? " residual" : "");
+  c.attrs.residual = residual;
+  c.attrs.eps = 1e-5f;
+  c.bf16_tolerance = 5e-3;
+  const TensorType x = {t, Dims(rows, h)}, w = f32_of(Dims(h)), stats = f32_of(Dims(rows));
+  c.in = residual ? std::vector<TensorType>{x, x, w} : std::vector<TensorType>{x, w};
+  c.out = residual ? std::vector<TensorType>{x, x, stats} : std::vector<TensorType>{x, stats};
+  if (residual) c.may_alias = {{0, 0}, {0, 1}};
+  return c;
+}
+
+OpCase gradient_case(Dtype t, int64_t rows, int64_t h, bool residual) {
+  OpCase c = base_case(t, rows, h, residual);
+  const TensorType x = {t, Dims(rows, h)}, w = f32_of(Dims(h)), stats = f32_of(Dims(rows));
+  c.in = {x, stats, w, x};
+  if (residual) c.in.push_back(x);
+  c.out = {x, w};
+  c.accumulate = {1};
+  c.may_alias.clear();
+  if (residual) c.may_alias = {{0, 4}};
+  return c;
+}
+
+std::vector<OpCase> all_cases(OpCase (*make)(Dtype, int64_t, int64_t, bool)) {
+  std::vector<OpCase> all;
+  for (bool residual : {false, true})
+    for (const Dims& d : {Dims(1, 1), Dims(3, 5), Dims(7, 17), Dims(2, 33), Dims(65, 129),
+                          Dims(128, 192), Dims(300, 64)})
+      add_both(all, [=](Dtype t) { return make(t, d[0], d[1], residual); });
+  return all;
+}
+
+std::vector<OpCase> cases() { return all_cases(base_case); }
+std::vector<OpCase> grad_cases() { return all_cases(gradient_case); }
+
+}  // namespace
+
+const OpDef rmsnorm_def = {.name = "rmsnorm",
+                           .infer = infer,
+                           .cost = cost,
+                           .workspace = nullptr,
+                           .backward = rmsnorm_backward,
+                           .cases = cases};
+const OpDef rmsnorm_grad_def = {.name = "rmsnorm_grad",
+                                .infer = nullptr,
+                                .cost = grad_cost,
+                                .workspace = grad_workspace,
+                                .backward = nullptr,
+                                .cases = grad_cases};
+
+}  // namespace spillway

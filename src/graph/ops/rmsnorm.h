@@ -1,0 +1,23 @@
+// rmsnorm: y = x · rstd · w with rstd = 1/sqrt(mean(x²) + eps) of each row; with attrs.residual the
+// sum x + delta takes the place of x and is given out as well.
+//   in   x[T,h], (delta[T,h] if attrs.residual), w f32[h]
+//   out  (resid[T,h] if attrs.residual), y[T,h], stats f32[T] (rstd)
+//   resid = x + delta is rounded to its dtype first and y computed from the rounded sum, so that a
+//   recompute from resid alone gives the same bits. resid may take over the bytes of x or delta.
+//
+// rmsnorm_grad:
+//   in   resid[T,h], stats f32[T], w f32[h], dy[T,h], (dresid[T,h] if attrs.residual)
+//   out  dx[T,h] (+ dresid; may take over its bytes), dw f32[h] acc
+//   With x̂ = resid·rstd and g = dy·w: dx = rstd·(g − x̂·mean(g·x̂)).
+//
+// Attributes: residual, eps.
+#pragma once
+
+#include "graph/op.h"
+
+namespace spillway {
+
+extern const OpDef rmsnorm_def;
+extern const OpDef rmsnorm_grad_def;
+
+}  // namespace spillway
