@@ -71,6 +71,7 @@ struct Node {
   std::vector<Transfer> transfers;  // exchange only
   int32_t layer = 0;
   Pass pass = Pass::forward;
+  int32_t unit = kNone;  // reduce and update passes: parameters that travel and update together
 };
 
 // How a parameter starts.

@@ -16,7 +16,7 @@ enum class Where : uint8_t { device, host, recompute };
 using PlaceKey = std::pair<std::string, int32_t>;
 
 struct Placement {
-  std::map<PlaceKey, Where> where;     // every key of the schedule, none left out
+  std::map<PlaceKey, Where> where;       // every key of the schedule, none left out
   std::map<std::string, int32_t> slots;  // ring depth by place name, ≥ 1; default 2
   int32_t slots_of(const std::string& place) const {
     auto it = slots.find(place);

@@ -35,7 +35,7 @@ enum class Scope : uint8_t {
 // offset + v * version_stride.
 struct Buffer {
   std::string name;
-  std::string place;   // class for reports: "parameters", "moments", "qkv", "workspace", …
+  std::string place;    // class for reports: "parameters", "moments", "qkv", "workspace", …
   int32_t tensor = -1;  // graph tensor it holds, or -1 (ring, workspace)
   Tier tier = Tier::device;
   Scope scope = Scope::iteration;
@@ -81,18 +81,18 @@ struct Instr {
   InstrKind kind = InstrKind::op;
   Lane lane = Lane::compute;
   OpKind op = OpKind::add;
-  std::string name;             // "blk.3.qkv.forward", "h2d moments@3"
-  int32_t attrs = -1;           // index into Program::attrs (ops)
+  std::string name;    // "blk.3.qkv.forward", "h2d moments@3"
+  int32_t attrs = -1;  // index into Program::attrs (ops)
   bool accumulate = false;
   bool uses_micro = true;
   std::vector<ProgramOperand> in, out;  // ops: in kernel order; copy: one in, one out, same bytes
   ProgramOperand workspace;             // buffer -1: none
   std::vector<ProgramTransfer> transfers;
-  int32_t sequence = -1;                // exchanges: place in the role's order of communication
-  std::vector<Access> access;           // everything it touches, workspace included
-  std::vector<Wait> waits;              // written by synchronise only
-  uint8_t entry_waits = 0;              // bit l: wait until lane l has finished the program before
-  float planned_us = 0;                 // by the cost model; also the watchdog's unit
+  int32_t sequence = -1;       // exchanges: place in the role's order of communication
+  std::vector<Access> access;  // everything it touches, workspace included
+  std::vector<Wait> waits;     // written by synchronise only
+  uint8_t entry_waits = 0;     // bit l: wait until lane l has finished the program before
+  float planned_us = 0;        // by the cost model; also the watchdog's unit
 };
 
 // Iterations 0 … trip-1 of instructions [begin, end); iteration i is micro-batch micro_base + i.

@@ -12,12 +12,12 @@
 
 namespace spillway {
 
-// A schedule whose names are unknown to the lowering's caller: every key it must place.
+// One decision that a placement of `train` must hold.
 struct PlaceUnit {
   PlaceKey key;
-  int64_t bytes = 0;         // of all its tensors on this rank
+  int64_t bytes = 0;          // of all its tensors on this rank
+  bool activation = false;    // saved by the forward pass for the backward pass
   bool recomputable = false;  // an activation, and not an anchor
-  bool activation = false;
 };
 std::vector<PlaceUnit> place_units(const Schedule& train);
 
@@ -25,25 +25,29 @@ std::vector<PlaceUnit> place_units(const Schedule& train);
 struct Home {
   int32_t tensor = -1;  // in the train schedule's graph
   BufferId buffer = -1;
-  int64_t offset = 0;               // bytes into the buffer
+  int64_t offset = 0;            // bytes into the buffer
   int64_t begin = 0, count = 0;  // elements of the global tensor that this rank holds
 };
 
 struct Lowered {
-  ProgramSet set;
-  std::vector<Home> homes;          // parameters, masters, moments
-  std::map<std::string, BufferId> io;  // "scalars_host", "tokens_host", "targets_host",
-                                       // "order_host", "logits_host", "kv_cache", "staging_host"
+  ProgramSet set;           // one program a schedule, in order
+  std::vector<Home> homes;  // parameters, masters and moments of schedules[0]
+  // Host buffers that the caller fills or reads, by "<program>.<tensor>": inputs ("train.tokens",
+  // one version a micro-batch), "train.scalars" (in), "train.scalars.out", and outputs of forward
+  // programs ("evaluate.losses", "decode.logits").
+  std::map<std::string, BufferId> io;
+  std::map<std::string, BufferId> kv_caches;  // by tensor name
 };
 
-// Lowers the train schedule and any further schedules (evaluate, prefill, decode), which share its
-// parameters by tensor name. `threads`: compute threads, for workspace sizes.
-// Throws Error(internal) where an op's alias does not hold.
-Lowered lower(const Schedule& train, const std::vector<Schedule>& others,
-              const Placement& placement, int threads);
+// Lowers schedules that share parameters and KV caches by tensor name; schedules[0] has priority
+// for everything named by `placement`. Keys that the placement lacks stay on the device. `threads`:
+// compute threads, for workspace sizes. `staging_bytes`: a host buffer "staging" for checkpoints
+// (0: none). Throws Error(internal) where an op's alias does not hold.
+Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
+              int threads, int64_t staging_bytes);
 
-// Offsets: persistent, kept and ring buffers one after the other, then buffers that may share bytes,
-// packed by lifetime within each program.
+// Offsets: persistent, kept and ring buffers one after the other, then buffers that may share
+// bytes, packed by lifetime within each program.
 ArenaLayout pack(const ProgramSet& set);
 
 // Writes waits and entry_waits of every instruction: what the hazards over bytes need, no others.

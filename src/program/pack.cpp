@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "program/stages.h"
+
+namespace spillway {
+namespace {
+
+constexpr int64_t kAlign = 256;
+
+struct Lifetime {
+  BufferId buffer = -1;
+  InstrId first = 0, last = 0;
+  int64_t bytes = 0;
+};
+
+// Best fit in order of birth: free gaps are kept sorted by offset; a buffer takes the smallest gap
+// that holds it, or extends the region. O(n log n) but for the scan of gaps, which are few.
+int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset) {
+  std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
+    return std::tie(a.first, b.bytes, a.buffer) < std::tie(b.first, a.bytes, b.buffer);
+  });
+  std::multimap<InstrId, std::pair<int64_t, int64_t>> deaths;  // last → offset, bytes
+  std::map<int64_t, int64_t> gaps;                             // offset → bytes
+  int64_t top = 0;
+  const auto release = [&](int64_t at, int64_t bytes) {
+    auto next = gaps.lower_bound(at);
+    if (next != gaps.begin()) {
+      auto before = std::prev(next);
+      if (before->first + before->second == at) {
+        at = before->first, bytes += before->second;
+        gaps.erase(before);
+      }
+    }
+    if (next != gaps.end() && at + bytes == next->first) {
+      bytes += next->second;
+      gaps.erase(next);
+    }
+    gaps[at] = bytes;
+  };
+  for (const Lifetime& life : lives) {
+    while (!deaths.empty() && deaths.begin()->first < life.first) {
+      release(deaths.begin()->second.first, deaths.begin()->second.second);
+      deaths.erase(deaths.begin());
+    }
+    auto best = gaps.end();
+    for (auto it = gaps.begin(); it != gaps.end(); ++it)
+      if (it->second >= life.bytes && (best == gaps.end() || it->second < best->second)) best = it;
+    int64_t at = top;
+    if (best != gaps.end()) {
+      at = best->first;
+      const int64_t rest = best->second - life.bytes;
+      gaps.erase(best);
+      if (rest > 0) gaps[at + life.bytes] = rest;
+    } else if (!gaps.empty() && gaps.rbegin()->first + gaps.rbegin()->second == top) {
+      at = gaps.rbegin()->first;
+      gaps.erase(at);
+      top = at + life.bytes;
+    } else {
+      top += life.bytes;
+    }
+    offset[life.buffer] = at;
+    deaths.emplace(life.last, std::pair{at, life.bytes});
+  }
+  return top;
+}
+
+// Largest first, each at the lowest offset free over its lifetime. Often tighter, quadratic.
+int64_t pack_by_size(std::vector<Lifetime> lives, std::vector<int64_t>& offset) {
+  std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
+    return std::tie(b.bytes, a.first, a.buffer) < std::tie(a.bytes, b.first, b.buffer);
+  });
+  std::vector<Lifetime> placed;
+  std::vector<std::pair<int64_t, int64_t>> taken;
+  int64_t top = 0;
+  for (const Lifetime& life : lives) {
+    taken.clear();
+    for (const Lifetime& other : placed)
+      if (other.first <= life.last && life.first <= other.last)
+        taken.emplace_back(offset[other.buffer], offset[other.buffer] + other.bytes);
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0;
+    for (const auto& [begin, end] : taken) {
+      if (at + life.bytes <= begin) break;
+      at = std::max(at, end);
+    }
+    offset[life.buffer] = at;
+    top = std::max(top, at + life.bytes);
+    placed.push_back(life);
+  }
+  return top;
+}
+
+int64_t live_peak(const std::vector<Lifetime>& lives) {
+  std::map<InstrId, int64_t> change;
+  for (const Lifetime& life : lives) {
+    change[life.first] += life.bytes;
+    change[life.last + 1] -= life.bytes;
+  }
+  int64_t live = 0, peak = 0;
+  for (const auto& [at, delta] : change) peak = std::max(peak, live += delta);
+  return peak;
+}
+
+constexpr size_t kQuadraticLimit = 3000;
+
+int64_t pack_shared(const std::vector<Lifetime>& lives, std::vector<int64_t>& offset) {
+  std::vector<int64_t> other(offset);
+  const int64_t by_birth = pack_by_birth(lives, offset);
+  if (by_birth == live_peak(lives) || lives.size() > kQuadraticLimit) return by_birth;
+  const int64_t by_size = pack_by_size(lives, other);
+  if (by_size >= by_birth) return by_birth;
+  offset.swap(other);
+  return by_size;
+}
+
+}  // namespace
+
+ArenaLayout pack(const ProgramSet& set) {
+  ArenaLayout layout;
+  const size_t n = set.buffers.size();
+  layout.offset.assign(n, 0);
+  layout.version_stride.assign(n, 0);
+  int64_t top[kTierCount] = {0, 0};
+  // What outlives a step first, so that programs that share it agree whatever else they hold.
+  for (const Scope scope : {Scope::run, Scope::step, Scope::iteration}) {
+    for (size_t b = 0; b < n; ++b) {
+      const Buffer& buffer = set.buffers[b];
+      layout.version_stride[b] = round_up(buffer.bytes, kAlign);
+      if (!buffer.pinned_region || buffer.scope != scope) continue;
+      int64_t& t = top[static_cast<int>(buffer.tier)];
+      layout.offset[b] = t;
+      t += layout.version_stride[b] * buffer.versions;
+    }
+  }
+  // Buffers that share bytes: packed within each program by their lifetimes in issue order; the
+  // region starts at the same place for every program.
+  int64_t shared_top = 0;
+  for (const Program& program : set.programs) {
+    std::map<BufferId, Lifetime> lives;
+    for (InstrId i = 0; i < static_cast<InstrId>(program.instrs.size()); ++i) {
+      for (const Access& a : program.instrs[i].access) {
+        if (set.buffers[a.buffer].pinned_region) continue;
+        auto [it, fresh] = lives.try_emplace(a.buffer);
+        if (fresh)
+          it->second = {a.buffer, i, i, layout.version_stride[a.buffer]};
+        else
+          it->second.last = i;
+      }
+    }
+    std::vector<Lifetime> list;
+    for (const auto& [buffer, life] : lives) list.push_back(life);
+    // Segments run one after the other, so each is packed alone.
+    for (const Segment& segment : program.segments) {
+      std::vector<Lifetime> of_segment;
+      for (const Lifetime& life : list)
+        if (life.first >= segment.begin && life.first < segment.end) of_segment.push_back(life);
+      shared_top = std::max(shared_top, pack_shared(of_segment, layout.offset));
+    }
+    for (const Lifetime& life : list)
+      layout.offset[life.buffer] += top[static_cast<int>(Tier::device)];
+  }
+  top[static_cast<int>(Tier::device)] += shared_top;
+  for (int t = 0; t < kTierCount; ++t) layout.tier_bytes[t] = top[t];
+  return layout;
+}
+
+}  // namespace spillway

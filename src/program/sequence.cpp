@@ -1,0 +1,131 @@
+#include "program/sequence.h"
+
+#include <functional>
+#include <map>
+
+#include "base/error.h"
+#include "graph/builder.h"
+
+namespace spillway {
+
+Sequencer::Sequencer(const Schedule& schedule, const Placement& placement)
+    : schedule_(schedule),
+      placement_(placement),
+      producer_(schedule.graph.tensors.size(), kNone),
+      saved_(schedule.graph.tensors.size(), false) {
+  const Graph& g = schedule.graph;
+  for (size_t n = 0; n < g.nodes.size(); ++n) {
+    const Node& node = g.nodes[n];
+    if (node.pass == Pass::forward) {
+      for (const Operand& o : node.out)
+        if (g.tensors[o.tensor].role == Role::activation)
+          producer_[o.tensor] = static_cast<NodeId>(n);
+    } else if (node.pass == Pass::backward) {
+      for (const Operand& o : node.in)
+        if (g.tensors[o.tensor].role == Role::activation && producer_[o.tensor] != kNone)
+          saved_[o.tensor] = true;
+    }
+  }
+}
+
+Where Sequencer::where(TensorId t) const {
+  const Tensor& tensor = schedule_.graph.tensors[t];
+  auto it = placement_.where.find({tensor.place, tensor.layer});
+  return it == placement_.where.end() ? Where::device : it->second;
+}
+
+namespace {
+
+Phase phase_of(Pass pass) {
+  switch (pass) {
+    case Pass::forward:
+      return Phase::forward;
+    case Pass::backward:
+    case Pass::reduce:
+      return Phase::backward;
+    case Pass::update:
+      return Phase::update;
+  }
+  return Phase::forward;
+}
+
+}  // namespace
+
+std::vector<Item> Sequencer::build(const Stage& stage) const {
+  const Graph& g = schedule_.graph;
+  std::vector<Item> items;
+  // Tensors that stand ready for the backward pass in their forward instance, or once recomputed.
+  std::vector<bool> available(g.tensors.size(), false);
+  std::vector<bool> recomputed(g.tensors.size(), false);
+  for (size_t t = 0; t < g.tensors.size(); ++t)
+    available[t] =
+        producer_[t] == kNone || (saved_[t] && where(static_cast<TensorId>(t)) != Where::recompute);
+
+  const auto instance = [&](TensorId t) { return Instance{t, recomputed[t] ? 1 : 0}; };
+
+  std::function<void(TensorId)> materialise = [&](TensorId t) {
+    if (available[t] || recomputed[t]) return;
+    if (g.tensors[t].anchor)
+      bad_input("place: '{}' is a block's input and cannot be recomputed; choose device or host",
+                g.tensors[t].place);
+    std::vector<bool> exists(available);
+    for (size_t i = 0; i < exists.size(); ++i) exists[i] = exists[i] || recomputed[i];
+    Node node = recompute_node(g.nodes[producer_[t]], exists);
+    for (const Operand& o : node.in) materialise(o.tensor);
+    Item item;
+    item.phase = Phase::backward;
+    for (const Operand& o : node.in) item.in.push_back(instance(o.tensor));
+    for (const Operand& o : node.out) {
+      item.out.push_back({o.tensor, 1});
+      if (!available[o.tensor]) recomputed[o.tensor] = true;
+    }
+    node.name += ".recompute";
+    item.node = std::move(node);
+    items.push_back(std::move(item));
+  };
+
+  for (const NodeId id : stage.nodes) {
+    const Node& node = g.nodes[id];
+    Item item;
+    item.phase = phase_of(node.pass);
+    if (node.pass == Pass::backward)
+      for (const Operand& o : node.in) materialise(o.tensor);
+    item.accumulate = node.kind == NodeKind::op && node.op == OpKind::rank_sum
+                          ? stage.accumulate_reduced
+                          : stage.accumulate;
+    const bool backward = item.phase == Phase::backward;
+    for (const Operand& o : node.in)
+      item.in.push_back(backward ? instance(o.tensor) : Instance{o.tensor, 0});
+    for (const Operand& o : node.out) item.out.push_back({o.tensor, 0});
+    item.node = node;
+    items.push_back(std::move(item));
+  }
+
+  // Aliases: an input that dies in an output shares its storage, from its birth on.
+  std::map<Instance, Instance> parent;
+  const auto root = [&](Instance i) {
+    for (auto it = parent.find(i); it != parent.end(); it = parent.find(i)) i = it->second;
+    return i;
+  };
+  std::map<Instance, size_t> last_read;
+  for (size_t p = 0; p < items.size(); ++p)
+    for (const Instance& i : items[p].in) last_read[i] = p;
+  for (size_t p = 0; p < items.size(); ++p) {
+    for (const auto& [out, in] : items[p].node.alias) {
+      const Instance from = items[p].in[in], to = items[p].out[out];
+      if (from == to) continue;
+      if (last_read[from] > p || g.tensors[from.tensor].bytes() != g.tensors[to.tensor].bytes() ||
+          g.tensors[from.tensor].role != Role::activation)
+        internal_error("'{}' is overwritten in place by '{}' but still needed",
+                       g.tensors[from.tensor].name, items[p].node.name);
+      parent[from] = to;
+    }
+  }
+  for (Item& item : items) {
+    for (Instance& i : item.in) i = root(i);
+    for (Instance& i : item.out) i = root(i);
+  }
+  return items;
+}
+
+}  // namespace spillway
