@@ -1,0 +1,89 @@
+// The planner: schedule + hardware profile + budgets + pins → a placement of every tensor, with the
+// numbers that say what it costs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/config.h"
+#include "config/hardware.h"
+#include "parallel/schedule.h"
+#include "program/placement.h"
+#include "program/stages.h"
+
+namespace spillway {
+
+struct PlanInput {
+  // The train schedule with sums over ranks issued at once (0) and one layer later (1): the second
+  // overlaps communication and needs two slots where gradients are streamed.
+  const Schedule* train[2] = {nullptr, nullptr};
+  const Schedule* evaluate = nullptr;  // nullptr: no evaluation
+  HardwareProfile profile;
+  Budgets budgets;
+  Mode offload = Mode::automatic, recompute = Mode::automatic;
+  std::vector<std::pair<std::string, std::string>> pins;  // Config::place
+  int threads = 1;
+  int64_t staging_bytes = 0;  // host bytes that checkpoints need
+  bool bf16 = false;          // which peak counts
+  double flops_per_step = 0;  // model FLOPs of one step on one rank, for the MFU
+};
+
+struct TierUse {
+  int64_t peak = 0;                       // bytes of the arena
+  std::map<std::string, int64_t> by_class;  // place names, "workspace", "transients", …
+};
+
+// A placement and the program it gives, packed and synchronised, with predicted times.
+struct Plan {
+  Placement placement;
+  int reduce_delay = 1;
+  Lowered lowered;
+  ArenaLayout layout;
+  TierUse device, host;
+  double step_seconds = 0, exposed_transfer_seconds = 0, mfu = 0;
+};
+
+// What `train plan` prints.
+struct PlanReport {
+  bool fits = false;
+  Plan plan;  // the chosen one; the one of least device memory if nothing fits
+  int64_t device_minimum_bytes = 0, host_of_minimum_bytes = 0, all_resident_device_bytes = 0;
+  double all_resident_step_seconds = 0;
+  uint64_t numerics = 0;
+};
+
+// Lowers, packs, synchronises and times one placement.
+Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay);
+
+// The fastest plan found that fits both budgets. Deterministic; more memory is never slower.
+// Throws bad_input for pins that name nothing in this model (nearest named) or contradict each other.
+PlanReport make_plan(const PlanInput& input);
+
+// Error(does_not_fit) text for a report that does not fit: tier, bytes short, settings that fit.
+std::string shortfall_message(const PlanReport& report, const Budgets& budgets);
+
+// Plan files: the placement as JSON with the hashes of numerics and profile.
+std::string placement_to_json(const Plan& plan, const std::string& numerics_hash,
+                              const std::string& profile_name);
+// Throws bad_input naming file and key; a plan for another config names both hashes.
+Placement placement_from_json(const std::string& path, const Schedule& train,
+                              const std::string& numerics_hash, int* reduce_delay);
+
+// Times a synchronised program in virtual time: lanes in order, waits, the profile's rates. Fills
+// Instr::planned_us as well.
+struct SimulatedInstr {
+  int32_t instr = 0;
+  Lane lane = Lane::compute;
+  double begin = 0, end = 0;
+};
+struct Simulation {
+  double step_seconds = 0, exposed_transfer_seconds = 0;
+  std::vector<SimulatedInstr> timeline;  // filled on request
+};
+Simulation simulate(ProgramSet& set, int program, const HardwareProfile& profile, bool bf16,
+                    bool keep_timeline);
+
+}  // namespace spillway
