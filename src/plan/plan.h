@@ -32,7 +32,7 @@ struct PlanInput {
 };
 
 struct TierUse {
-  int64_t peak = 0;                       // bytes of the arena
+  int64_t peak = 0;                         // bytes of the arena
   std::map<std::string, int64_t> by_class;  // place names, "workspace", "transients", …
 };
 
@@ -59,7 +59,8 @@ struct PlanReport {
 Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay);
 
 // The fastest plan found that fits both budgets. Deterministic; more memory is never slower.
-// Throws bad_input for pins that name nothing in this model (nearest named) or contradict each other.
+// Throws bad_input for pins that name nothing in this model (nearest named) or contradict each
+// other.
 PlanReport make_plan(const PlanInput& input);
 
 // Error(does_not_fit) text for a report that does not fit: tier, bytes short, settings that fit.

@@ -1,0 +1,45 @@
+#include <algorithm>
+
+#include "plan/plan.h"
+
+namespace spillway {
+namespace {
+
+// Bytes of each class. Buffers that share bytes are counted as the one region they share.
+TierUse use_of(const ProgramSet& set, const ArenaLayout& layout, Tier tier) {
+  TierUse use;
+  use.peak = layout.tier_bytes[static_cast<int>(tier)];
+  int64_t own = 0;
+  for (size_t b = 0; b < set.buffers.size(); ++b) {
+    const Buffer& buffer = set.buffers[b];
+    if (buffer.tier != tier || !buffer.pinned_region) continue;
+    const int64_t bytes = layout.version_stride[b] * buffer.versions;
+    use.by_class[buffer.place] += bytes;
+    own += bytes;
+  }
+  if (use.peak > own) use.by_class["transients and workspace"] = use.peak - own;
+  return use;
+}
+
+}  // namespace
+
+Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay) {
+  Plan plan;
+  plan.placement = placement;
+  plan.reduce_delay = reduce_delay;
+  std::vector<const Schedule*> schedules = {input.train[reduce_delay]};
+  if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
+  plan.lowered = lower(schedules, placement, input.threads, input.staging_bytes);
+  plan.layout = pack(plan.lowered.set);
+  synchronise(plan.lowered.set, plan.layout);
+  plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);
+  plan.host = use_of(plan.lowered.set, plan.layout, Tier::host);
+  const Simulation s = simulate(plan.lowered.set, 0, input.profile, input.bf16, false);
+  plan.step_seconds = s.step_seconds;
+  plan.exposed_transfer_seconds = s.exposed_transfer_seconds;
+  const double peak = input.bf16 ? input.profile.peak_bf16 : input.profile.peak_f32;
+  plan.mfu = s.step_seconds > 0 ? input.flops_per_step / (s.step_seconds * peak) : 0;
+  return plan;
+}
+
+}  // namespace spillway
