@@ -1,0 +1,439 @@
+// Backward pass, optimizer state, sums over ranks and updates, put into stages.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "graph/builder.h"
+#include "parallel/build.h"
+#include "parallel/units.h"
+
+namespace spillway {
+namespace {
+
+class TrainSchedule {
+ public:
+  TrainSchedule(const Graph& forward, const OptimizerConfig& optimizer, const ParallelSpec& spec,
+                int reduce_delay)
+      : optimizer_(optimizer), spec_(spec), delay_(spec.ranks > 1 ? reduce_delay : 0) {
+    schedule_.name = "train";
+    schedule_.spec = spec;
+    schedule_.graph = differentiate(forward);
+  }
+
+  Schedule build() {
+    units_ = make_units(graph(), spec_.ranks);
+    add_state();
+    add_losses();
+    for (const Unit& unit : units_) steps_.push_back(unit_steps(unit));
+    add_micro_batch_stages();
+    add_update_stage();
+    return std::move(schedule_);
+  }
+
+ private:
+  // What happens to one unit when its gradients are complete.
+  struct UnitSteps {
+    std::vector<NodeId> send;  // sum of the uses, and the exchange
+    std::vector<NodeId> sum;   // sum over ranks
+    std::vector<NodeId>
+        finish_step;  // only after the step's last group: norm partials, ZeRO-0 gather
+  };
+
+  Graph& graph() { return schedule_.graph; }
+  const Tensor& tensor(TensorId id) const { return schedule_.graph.tensors[id]; }
+  int64_t total(const Param& p) const { return tensor(p.param).dims.count(); }
+  const std::string& name(const Param& p) const { return tensor(p.param).name; }
+  bool several_ranks() const { return spec_.ranks > 1; }
+  bool sharded_state() const { return several_ranks() && spec_.zero >= 1; }
+  bool separate_sum() const { return spec_.reduce_every < spec_.micro_batches; }
+  Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
+  Range part(const Piece& piece, int rank) const {
+    return owned_part(piece, total(schedule_.graph.params[piece.param]), rank, spec_.ranks);
+  }
+
+  TensorId add_tensor(const std::string& name, const std::string& place, Role role, Dtype dtype,
+                      Dims dims, int32_t layer) {
+    Tensor t;
+    t.name = name;
+    t.place = place;
+    t.dtype = dtype;
+    t.dims = dims;
+    t.role = role;
+    t.layer = layer;
+    return graph().add(std::move(t));
+  }
+
+  NodeId add_node(Node node, Pass pass, int32_t layer) {
+    node.pass = pass;
+    node.layer = layer;
+    graph().nodes.push_back(std::move(node));
+    return static_cast<NodeId>(graph().nodes.size()) - 1;
+  }
+
+  static Node op_node(const std::string& name, OpKind op) {
+    Node node;
+    node.name = name;
+    node.op = op;
+    return node;
+  }
+
+  static Operand range(TensorId id, int64_t begin, int64_t count) { return {id, begin, count}; }
+
+  // Master weights and moments: whole, or this rank's shard.
+  void add_state() {
+    int64_t partials = 0;
+    for (size_t i = 0; i < graph().params.size(); ++i) {
+      const Param p = graph().params[i];
+      if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
+      const int32_t layer = tensor(p.param).layer;
+      const int64_t capacity = shard_capacity(total(p), spec_.ranks);
+      const Dims dims = sharded_state() ? Dims(capacity) : tensor(p.param).dims;
+      const std::string base = name(p);
+      TensorId master = kNone;
+      if (tensor(p.param).dtype != Dtype::f32)
+        master = add_tensor(base + ".master", "master", Role::master, Dtype::f32, dims, layer);
+      const TensorId m = add_tensor(base + ".m", "moments", Role::moment, Dtype::f32, dims, layer);
+      const TensorId v = add_tensor(base + ".v", "moments", Role::moment, Dtype::f32, dims, layer);
+      reduced_.push_back(separate_sum() ? add_tensor(base + ".reduced", "gradients", Role::grad,
+                                                     Dtype::f32, Dims(capacity), layer)
+                                        : kNone);
+      graph().params[i].master = master;
+      graph().params[i].moment1 = m;
+      graph().params[i].moment2 = v;
+      partials_begin_.push_back(partials);
+      partials += ceil_div(total(p), block_elements(total(p)));
+    }
+    partials_ =
+        add_tensor("norm_partials", "norm_partials", Role::scalar, Dtype::f64, Dims(partials), 0);
+    scalars_ =
+        add_tensor("scalars", "scalars", Role::scalar, Dtype::u8, Dims(sizeof(StepScalars)), 0);
+  }
+
+  // Each rank writes its losses where they stand in the vector of all ranks' losses.
+  void add_losses() {
+    losses_ = graph().find("losses");
+    if (losses_ == kNone) internal_error("the graph has no tensor \"losses\"");
+    if (!several_ranks()) return;
+    Tensor& losses = graph().tensors[losses_];
+    const int64_t own = losses.dims.count();
+    losses.name = "all_losses";
+    losses.dims = Dims(own * spec_.ranks);
+    for (Node& node : graph().nodes)
+      for (Operand& out : node.out)
+        if (out.tensor == losses_) out = range(losses_, own * spec_.rank, own);
+  }
+
+  // Where the sum over ranks of elements [begin, …) of this rank's shard stands.
+  Operand summed(int32_t param, Range own) const {
+    const Param& p = schedule_.graph.params[param];
+    if (!separate_sum()) return range(p.grads[0], own.begin, own.count);
+    return range(reduced_[param], own.begin - own_shard(p).begin, own.count);
+  }
+
+  static void send(Node& node, Operand operand, const std::vector<int>& peers) {
+    node.in.push_back(operand);
+    for (int peer : peers)
+      node.transfers.push_back({peer, true, static_cast<int32_t>(node.in.size()) - 1});
+  }
+  static void receive(Node& node, Operand operand, int peer) {
+    node.out.push_back(operand);
+    node.transfers.push_back({peer, false, static_cast<int32_t>(node.out.size()) - 1});
+  }
+  std::vector<int> peers() const {
+    std::vector<int> result;
+    for (int p = 0; p < spec_.ranks; ++p)
+      if (p != spec_.rank) result.push_back(p);
+    return result;
+  }
+
+  Node exchange_node(const std::string& name) const {
+    Node node;
+    node.name = name;
+    node.kind = NodeKind::exchange;
+    return node;
+  }
+
+  std::string unit_name(const Unit& unit) const {
+    const Piece& first = unit.pieces.front();
+    std::string base = name(schedule_.graph.params[first.param]);
+    if (unit.layer >= 1 && unit.layer <= schedule_.graph.layers)
+      base = "blk." + std::to_string(unit.layer - 1);
+    return first.begin == 0 ? base : base + "+" + std::to_string(first.begin);
+  }
+
+  UnitSteps unit_steps(const Unit& unit) {
+    UnitSteps steps;
+    add_uses(unit, steps);
+    TensorId staging = kNone;
+    if (several_ranks()) staging = add_sum_exchange(unit, steps);
+    if (several_ranks() || separate_sum()) add_rank_sums(unit, staging, steps);
+    add_norm_partials(unit, steps);
+    if (several_ranks() && !sharded_state()) {
+      Node gather = exchange_node(unit_name(unit) + ".gather_gradients");
+      for (const Piece& piece : unit.pieces) {
+        const TensorId grad = graph().params[piece.param].grads[0];
+        gather_piece(gather, piece, summed(piece.param, part(piece, spec_.rank)), grad);
+      }
+      steps.finish_step.push_back(add_node(std::move(gather), Pass::reduce, unit.layer));
+    }
+    return steps;
+  }
+
+  // A parameter used twice: the second use's gradient is added to the first's.
+  void add_uses(const Unit& unit, UnitSteps& steps) {
+    for (const Piece& piece : unit.pieces) {
+      const Param p = graph().params[piece.param];
+      for (size_t use = 1; use < p.grads.size(); ++use) {
+        for (int rank = 0; rank < spec_.ranks; ++rank) {
+          const Range r = part(piece, rank);
+          if (r.count == 0) continue;
+          Node node = op_node(tensor(p.grads[use]).name + ".add", OpKind::add);
+          node.in = {range(p.grads[0], r.begin, r.count), range(p.grads[use], r.begin, r.count)};
+          node.out = {node.in[0]};
+          steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+        }
+      }
+    }
+  }
+
+  // Every peer gets its part of this rank's gradients; the pieces of this rank's part arrive in the
+  // staging tensor: parameter by parameter, peer by peer. Returns it; its size is every rank's.
+  TensorId add_sum_exchange(const Unit& unit, UnitSteps& steps) {
+    int64_t capacity = 0;
+    for (const Piece& piece : unit.pieces) capacity += piece.count;
+    const TensorId staging = add_tensor(unit_name(unit) + ".staging", "comm_staging", Role::staging,
+                                        Dtype::f32, Dims(capacity * (spec_.ranks - 1)), unit.layer);
+    Node node = exchange_node(unit_name(unit) + ".exchange_gradients");
+    int64_t at = 0;
+    for (const Piece& piece : unit.pieces) {
+      const TensorId grad = graph().params[piece.param].grads[0];
+      const Range own = part(piece, spec_.rank);
+      for (int peer : peers()) {
+        const Range theirs = part(piece, peer);
+        if (theirs.count > 0) send(node, range(grad, theirs.begin, theirs.count), {peer});
+        if (own.count > 0) receive(node, range(staging, at, own.count), peer);
+        at += own.count;
+      }
+    }
+    steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+    return staging;
+  }
+
+  void add_rank_sums(const Unit& unit, TensorId staging, UnitSteps& steps) {
+    int64_t at = 0;
+    for (const Piece& piece : unit.pieces) {
+      const Param p = graph().params[piece.param];
+      const Range own = part(piece, spec_.rank);
+      if (own.count == 0) continue;
+      Node node = op_node(piece_name(piece) + ".rank_sum", OpKind::rank_sum);
+      node.attrs.ranks = spec_.ranks;
+      node.attrs.rank = spec_.rank;
+      node.attrs.inner = spec_.tree;
+      node.in.push_back(range(p.grads[0], own.begin, own.count));
+      if (several_ranks()) {
+        const int64_t staged = own.count * (spec_.ranks - 1);
+        node.in.push_back(range(staging, at, staged));
+        at += staged;
+      }
+      node.out.push_back(summed(piece.param, own));
+      node.out.back().accumulate = separate_sum();
+      steps.sum.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+    }
+  }
+
+  void add_norm_partials(const Unit& unit, UnitSteps& steps) {
+    for (const Piece& piece : unit.pieces) {
+      const Range own = part(piece, spec_.rank);
+      if (own.count == 0) continue;
+      const int64_t block = block_elements(total(graph().params[piece.param]));
+      Node node = op_node(piece_name(piece) + ".norm_partials", OpKind::norm_partials);
+      node.attrs.block = static_cast<int32_t>(block);
+      node.in.push_back(summed(piece.param, own));
+      node.out.push_back(range(partials_, partials_begin_[piece.param] + own.begin / block,
+                               ceil_div(own.count, block)));
+      steps.finish_step.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+    }
+  }
+
+  std::string piece_name(const Piece& piece) const {
+    const std::string& base = name(schedule_.graph.params[piece.param]);
+    return piece.begin == 0 ? base : base + "+" + std::to_string(piece.begin);
+  }
+
+  // Everyone's part of a piece comes to everyone: `own` is sent, the others arrive in `whole`.
+  void gather_piece(Node& node, const Piece& piece, Operand own, TensorId whole) const {
+    if (own.count > 0) send(node, own, peers());
+    for (int peer : peers()) {
+      const Range theirs = part(piece, peer);
+      if (theirs.count > 0) receive(node, range(whole, theirs.begin, theirs.count), peer);
+    }
+  }
+
+  // Backward nodes, each layer's units after the last node that adds to its gradients. A unit's sum
+  // waits until `delay_` further units have been sent, so that the exchange has time to run.
+  std::vector<NodeId> micro_batch_nodes(bool reduces, bool last_group) const {
+    const Graph& g = schedule_.graph;
+    std::vector<NodeId> complete_after(static_cast<size_t>(g.layers) + 2, kNone);
+    NodeId passes = 0;
+    for (; passes < static_cast<NodeId>(g.nodes.size()); ++passes) {
+      const Node& node = g.nodes[passes];
+      if (node.pass != Pass::forward && node.pass != Pass::backward) break;
+      for (const Operand& out : node.out)
+        if (tensor(out.tensor).role == Role::grad)
+          complete_after[tensor(out.tensor).layer] = passes;
+    }
+    std::vector<NodeId> nodes;
+    std::vector<const UnitSteps*> sent;
+    size_t summed_units = 0;
+    const auto append = [&](const std::vector<NodeId>& more) {
+      nodes.insert(nodes.end(), more.begin(), more.end());
+    };
+    const auto sum_all_but = [&](size_t waiting) {
+      for (; summed_units + waiting < sent.size(); ++summed_units) {
+        append(sent[summed_units]->sum);
+        if (last_group) append(sent[summed_units]->finish_step);
+      }
+    };
+    for (NodeId id = 0; id < passes; ++id) {
+      nodes.push_back(id);
+      if (!reduces) continue;
+      for (int32_t layer = g.layers + 1; layer >= 0; --layer) {
+        if (complete_after[layer] != id) continue;
+        for (size_t u = 0; u < units_.size(); ++u) {
+          if (units_[u].layer != layer) continue;
+          append(steps_[u].send);
+          sent.push_back(&steps_[u]);
+          sum_all_but(static_cast<size_t>(delay_));
+        }
+      }
+    }
+    sum_all_but(0);
+    return nodes;
+  }
+
+  void add_micro_batch_stages() {
+    struct Flags {
+      bool accumulate, reduces, last_group, accumulate_reduced;
+      bool operator==(const Flags&) const = default;
+    };
+    const int32_t count = spec_.micro_batches, every = spec_.reduce_every;
+    const auto flags_of = [&](int32_t micro) {
+      const bool reduces = micro % every == every - 1;
+      return Flags{micro % every != 0, reduces, reduces && micro == count - 1,
+                   reduces && micro / every > 0};
+    };
+    for (int32_t micro = 0; micro < count;) {
+      const Flags flags = flags_of(micro);
+      Stage stage;
+      stage.micro_base = micro;
+      while (micro < count && flags_of(micro) == flags) ++micro;
+      stage.trip = micro - stage.micro_base;
+      stage.accumulate = flags.accumulate;
+      stage.accumulate_reduced = flags.accumulate_reduced;
+      stage.nodes = micro_batch_nodes(flags.reduces, flags.last_group);
+      const bool first = stage.micro_base == 0, last = micro == count;
+      stage.name = first && last ? "only" : first ? "first" : last ? "last" : "steady";
+      schedule_.stages.push_back(std::move(stage));
+    }
+  }
+
+  void add_update_stage() {
+    Stage stage;
+    stage.name = "update";
+    const auto add = [&](Node node, int32_t layer) {
+      stage.nodes.push_back(add_node(std::move(node), Pass::update, layer));
+    };
+    if (several_ranks()) add(scalar_exchange(), 0);
+    Node norm = op_node("scalars.norm_finish", OpKind::norm_finish);
+    norm.attrs.clip = static_cast<float>(optimizer_.clip);
+    norm.in = {{partials_}, {losses_}, {scalars_}};
+    norm.out = {{scalars_}};
+    add(std::move(norm), 0);
+    for (const Unit& unit : units_) {
+      for (const Piece& piece : unit.pieces)
+        for (Node& node : updates(piece)) add(std::move(node), unit.layer);
+      if (!sharded_state()) continue;
+      Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
+      for (const Piece& piece : unit.pieces) {
+        const TensorId param = graph().params[piece.param].param;
+        const Range own = part(piece, spec_.rank);
+        gather_piece(gather, piece, range(param, own.begin, own.count), param);
+      }
+      add(std::move(gather), unit.layer);
+    }
+    schedule_.stages.push_back(std::move(stage));
+  }
+
+  // Norm partials and losses of every rank come to every rank.
+  Node scalar_exchange() const {
+    Node node = exchange_node("scalars.exchange");
+    const int64_t micros = tensor(losses_).dims.count() / spec_.ranks;
+    send(node, range(losses_, micros * spec_.rank, micros), peers());
+    for (int peer : peers()) receive(node, range(losses_, micros * peer, micros), peer);
+    for (size_t i = 0; i < schedule_.graph.params.size(); ++i) {
+      const int64_t elements = total(schedule_.graph.params[i]), block = block_elements(elements);
+      const auto blocks = [&](int rank) {
+        const Range shard = shard_of(elements, rank, spec_.ranks);
+        return range(partials_, partials_begin_[i] + shard.begin / block,
+                     ceil_div(shard.count, block));
+      };
+      if (blocks(spec_.rank).count > 0) send(node, blocks(spec_.rank), peers());
+      for (int peer : peers())
+        if (blocks(peer).count > 0) receive(node, blocks(peer), peer);
+    }
+    return node;
+  }
+
+  // AdamW of this rank's part of a piece, or of every rank's part if the state is whole. Own and
+  // foreign parts are apart where their gradients stand in different tensors.
+  std::vector<Node> updates(const Piece& piece) const {
+    const Param& p = schedule_.graph.params[piece.param];
+    std::vector<Node> nodes;
+    for (int rank = 0; rank < spec_.ranks; ++rank) {
+      const Range r = part(piece, rank);
+      const bool own = rank == spec_.rank;
+      if (r.count == 0 || (sharded_state() && !own)) continue;
+      const int64_t state_begin = sharded_state() ? r.begin - own_shard(p).begin : r.begin;
+      Node node = op_node(piece_name(piece) + ".adamw", OpKind::adamw);
+      node.attrs.beta1 = static_cast<float>(optimizer_.beta1);
+      node.attrs.beta2 = static_cast<float>(optimizer_.beta2);
+      node.attrs.eps = static_cast<float>(optimizer_.eps);
+      node.attrs.weight_decay = p.decay ? static_cast<float>(optimizer_.weight_decay) : 0.0f;
+      const Operand grad = own ? summed(piece.param, r) : range(p.grads[0], r.begin, r.count);
+      const Operand param = range(p.param, r.begin, r.count);
+      const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
+      const Operand m = range(p.moment1, state_begin, r.count);
+      const Operand v = range(p.moment2, state_begin, r.count);
+      node.in = {grad, {scalars_}, state, m, v};
+      node.out = {state, m, v};
+      if (p.master != kNone) node.out.push_back(param);
+      nodes.push_back(std::move(node));
+    }
+    return nodes;
+  }
+
+  OptimizerConfig optimizer_;
+  ParallelSpec spec_;
+  int delay_;
+  Schedule schedule_;
+  std::vector<Unit> units_;
+  std::vector<UnitSteps> steps_;         // by unit
+  std::vector<TensorId> reduced_;        // by parameter; kNone: the sum stands in grads[0]
+  std::vector<int64_t> partials_begin_;  // by parameter, into norm_partials
+  TensorId partials_ = kNone, scalars_ = kNone, losses_ = kNone;
+};
+
+}  // namespace
+
+Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
+                              const ParallelSpec& spec, int reduce_delay) {
+  if (spec.ranks < 1 || spec.rank < 0 || spec.rank >= spec.ranks || spec.micro_batches < 1 ||
+      spec.reduce_every < 1 || spec.micro_batches % spec.reduce_every != 0)
+    internal_error("rank {} of {}, {} micro-batches summed {} at a time is no valid layout",
+                   spec.rank, spec.ranks, spec.micro_batches, spec.reduce_every);
+  return TrainSchedule(forward, optimizer, spec, reduce_delay).build();
+}
+
+}  // namespace spillway

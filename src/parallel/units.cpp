@@ -1,0 +1,47 @@
+#include "parallel/units.h"
+
+#include <algorithm>
+
+namespace spillway {
+
+std::vector<Unit> make_units(const Graph& graph, int ranks) {
+  std::vector<int64_t> shard(static_cast<size_t>(graph.layers) + 2, 0);
+  const auto layer_of = [&](const Param& p) { return graph.tensors[p.param].layer; };
+  const auto total_of = [&](const Param& p) { return graph.tensors[p.param].dims.count(); };
+  for (const Param& p : graph.params) shard[layer_of(p)] += shard_capacity(total_of(p), ranks);
+  int64_t target = 0;
+  for (int32_t layer = 1; layer <= graph.layers; ++layer) target = std::max(target, shard[layer]);
+
+  std::vector<Unit> units;
+  for (int32_t layer = 0; layer <= graph.layers + 1; ++layer) {
+    int64_t room = 0;
+    bool open = false;  // the last unit is of this layer and may take more
+    for (size_t i = 0; i < graph.params.size(); ++i) {
+      if (layer_of(graph.params[i]) != layer) continue;
+      const int64_t total = total_of(graph.params[i]), block = block_elements(total);
+      const int64_t capacity = shard_capacity(total, ranks);
+      for (int64_t begin = 0; begin < capacity;) {
+        if (!open || (room < block && room < capacity - begin)) {
+          units.push_back({layer, {}});
+          room = target;
+          open = true;
+        }
+        int64_t count = capacity - begin;
+        if (count > room) count = std::max(block, room / block * block);
+        count = std::min(count, capacity - begin);
+        units.back().pieces.push_back({static_cast<int32_t>(i), begin, count});
+        room = std::max<int64_t>(0, room - count);
+        begin += count;
+      }
+    }
+  }
+  return units;
+}
+
+Range owned_part(const Piece& piece, int64_t total, int rank, int ranks) {
+  const Range shard = shard_of(total, rank, ranks);
+  const int64_t count = std::min(piece.count, shard.count - piece.begin);
+  return {shard.begin + piece.begin, std::max<int64_t>(0, count)};
+}
+
+}  // namespace spillway
