@@ -24,18 +24,24 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Once a tier, before the first launch. 2 MiB aligned. Throws Error(does_not_fit) naming tier,
-  // bytes and limit.
+  // Once a tier, before the first launch. At least 256-byte aligned and backed by huge pages; the
+  // last byte (rounded up to 256) stands against a guard, so that an overrun faults. Throws
+  // Error(does_not_fit) naming tier, bytes and limit.
   virtual void* reserve(Tier tier, int64_t bytes) = 0;
 
-  // All asynchronous, in order on their lane; none allocates. Each returns its ticket.
+  // All asynchronous, in order on their lane; none allocates; all from one issuing thread, which
+  // blocks while a lane's bounded queue is full. `args` are copied. Each returns its ticket. After
+  // a lane has thrown, what is left in all lanes is skipped.
   virtual Ticket launch(Lane lane, OpKind op, const KernelArgs& args, const Instr* instr) = 0;
   virtual Ticket copy(Lane lane, void* to, const void* from, int64_t bytes, const Instr* instr) = 0;
   virtual Ticket exchange(Lane lane, const struct ExchangeArgs& args, const Instr* instr) = 0;
+  // Fills bytes of an arena; for tests that poison what is dead. Not part of a program.
+  virtual Ticket fill(Lane lane, void* to, uint8_t value, int64_t bytes) = 0;
   // What `lane` is given next starts only when `on` has reached `ticket`.
   virtual void wait(Lane lane, Lane on, Ticket ticket) = 0;
 
-  // Blocks the caller. Rethrows what a lane threw.
+  // Blocks the caller. Rethrows what a lane threw first, as an Error that names lane and
+  // instruction.
   virtual void synchronise(Lane lane, Ticket ticket) = 0;
   virtual void synchronise_all() = 0;
 
@@ -51,7 +57,9 @@ class Device {
   // Bytes moved by the copy lanes since start, counted where they are moved.
   virtual int64_t bytes_copied(Lane lane) const = 0;
 
-  // While set, LaneTimes of every instruction are recorded into `sink(lane, instr, times)`.
+  // LaneTimes of every instruction issued while `sink` is set are given to
+  // `sink(context, lane, instr, times)` on the lane's thread; nullptr ends it. `context` stays
+  // valid until what was issued has run.
   using TimeSink = void (*)(void* context, Lane, const Instr*, const LaneTimes&);
   virtual void record_times(TimeSink sink, void* context) = 0;
 };
@@ -76,8 +84,10 @@ class Communicator {
   virtual int size() const = 0;
   virtual int ranks_on_node() const = 0;
   virtual int node_count() const = 0;
+  // Place among the ranks of this node, 0 … ranks_on_node() - 1.
+  virtual int rank_on_node() const { return rank() % ranks_on_node(); }
   // One grouped batch of sends and receives; blocks the calling (lane) thread; returns early with
-  // an Error once aborted.
+  // an Error(no_progress) once aborted. The k-th send to a peer meets its k-th receive from here.
   virtual void exchange(const ExchangeArgs& args) = 0;
   // Host-side helpers for start-up, checkpoints and agreement; blocking, main thread only.
   virtual void barrier() = 0;
@@ -87,6 +97,8 @@ class Communicator {
   virtual int64_t min(int64_t value) = 0;
   virtual std::string gather_text(const std::string& text) = 0;  // rank 0: lines joined; else ""
   virtual void gather(const void* data, int64_t bytes, void* out) = 0;  // all ranks; rank order
+  // From any thread: what blocks in here, now or later, throws. The process then ends without
+  // waiting for its peers.
   virtual void abort() noexcept = 0;
 };
 

@@ -1,8 +1,7 @@
 // Walks a program's instructions and gives them to the device's lanes, exactly as planned.
 #pragma once
 
-#include <functional>
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "program/program.h"
@@ -13,34 +12,58 @@ namespace spillway {
 // Owns nothing but its tables; allocates them in the constructor and nothing afterwards.
 class Executor {
  public:
-  // Reserves both arenas of `layout` on the device. `set` and `layout` outlive the executor.
+  struct Options {
+    // For tests: once a buffer of iteration scope is dead in an iteration, its bytes are filled
+    // with 0xFF (NaN), so that a plan that reads freed bytes cannot go unnoticed.
+    bool poison = false;
+  };
+
+  // Reserves both arenas of `layout` on the device. `set` and `layout` outlive the executor. Throws
+  // Error(internal) where an operand is not covered by its instruction's declared accesses, or an
+  // access leaves its buffer or arena.
   Executor(const ProgramSet& set, const ArenaLayout& layout, Device& device);
+  Executor(const ProgramSet& set, const ArenaLayout& layout, Device& device, Options options);
 
   // Issues one run of a program: asynchronous; programs follow each other in order. Returns when
   // everything is issued (lane queues are bounded, so this may block while they are full).
   // `micro_override` ≥ 0 replaces the micro-batch index (evaluate).
   void run(int program, int micro_override = -1);
 
-  // Blocks until what was issued so far has run; rethrows a lane's error with instruction and step.
+  // Blocks until what was issued so far has run; rethrows a lane's error.
   void finish();
 
+  // Where version `version` (modulo the buffer's versions) of a buffer stands, `offset` bytes in.
   void* address(BufferId buffer, int32_t version = 0, int64_t offset = 0) const;
   Device& device() { return device_; }
 
-  // For test builds: after every instruction instance whose buffer bytes die there, fill them with
-  // 0xFF (NaN); delays copy lanes by a seeded random time up to `max_delay_us`.
-  struct Chaos {
-    uint64_t seed = 0;
-    bool poison = false;
-    int max_delay_us = 0;
+ private:
+  struct Poison {  // to do after an instruction
+    BufferId buffer;
+    Affine version;
+    std::vector<InstrId> users;  // of this iteration, on other lanes
+  };
+  struct Tables {                                        // of one program
+    std::vector<std::vector<Poison>> poison;             // by instruction, or empty
+    std::vector<int32_t> first_parts;                    // by instruction, into parts
+    std::vector<std::vector<ExchangeArgs::Part>> parts;  // by exchange and iteration
   };
 
- private:
+  void check(const Program& program, const Instr& instr, int32_t trip) const;
+  void bind_exchanges(const Program& program, Tables& tables) const;
+  void find_poison(const Program& program, Tables& tables) const;
+  Ticket issue(const Program& program, const Tables& tables, InstrId id, int32_t iteration,
+               int32_t micro);
+  void* at(BufferId buffer, Affine version, int32_t iteration, int64_t offset) const {
+    return address(buffer, version.base + version.step * iteration, offset);
+  }
+
   const ProgramSet& set_;
   const ArenaLayout& layout_;
   Device& device_;
-  void* base_[kTierCount] = {nullptr, nullptr};
-  std::vector<Ticket> last_ticket_;               // by instruction of the running program
+  char* base_[kTierCount] = {nullptr, nullptr};
+  std::vector<Tables> tables_;                     // by program
+  std::vector<Ticket> last_ticket_;                // by instruction of the running program; 0: none
+  Ticket issued_[kLaneCount] = {0, 0, 0, 0};       // last ticket of each lane
   Ticket program_end_[kLaneCount] = {0, 0, 0, 0};  // what entry_waits refer to
 };
 

@@ -1,0 +1,36 @@
+// One memory tier of the CPU backend: anonymous memory in huge pages, touched before the first
+// step, between two guards.
+#pragma once
+
+#include <cstdint>
+
+namespace spillway {
+
+// [begin(), begin() + bytes) is readable and writable and zero; begin() is 256-byte aligned, and
+// the end, rounded up to 256 bytes, is the first byte of a page that faults. Neither copied nor
+// moved.
+class Arena {
+ public:
+  Arena() = default;
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Once. `tier` is for messages. Throws Error(does_not_fit) with tier, bytes and limit.
+  void reserve(const char* tier, int64_t bytes);
+  bool reserved() const { return mapping_ != nullptr; }
+  char* begin() const { return begin_; }
+  int64_t bytes() const { return bytes_; }
+  bool contains(const void* data, int64_t size) const {
+    const char* p = static_cast<const char*>(data);
+    return size >= 0 && size <= bytes_ && p >= begin_ && p <= begin_ + (bytes_ - size);
+  }
+
+ private:
+  void* mapping_ = nullptr;
+  int64_t mapped_ = 0;
+  char* begin_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace spillway
