@@ -176,7 +176,6 @@ Node recompute_node(const Node& node, const std::vector<bool>& available) {
   Node again = node;
   const size_t suffix = again.name.rfind(kForwardSuffix);
   if (suffix != std::string::npos) again.name.resize(suffix);
-  again.name += ".recompute";
   again.pass = Pass::backward;
   const auto exists = [&](const Operand& operand) {
     return operand.tensor != kNone && available[operand.tensor];
@@ -187,8 +186,6 @@ Node recompute_node(const Node& node, const std::vector<bool>& available) {
     again.in[0] = node.out[0];
     again.out.erase(again.out.begin());
   }
-  for (Operand& out : again.out)
-    if (exists(out)) out.tensor = kNone;
   return again;
 }
 

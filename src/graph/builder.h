@@ -38,7 +38,8 @@ Graph differentiate(const Graph& forward);
 
 // The forward node that recomputes `node`'s outputs in the backward pass, given that `available`
 // says which tensors exist there: a norm with fused residual add, whose sum exists, becomes a norm
-// of that sum alone. Outputs that are kNone are not produced.
+// of that sum alone, with the same bits. Other outputs that exist are written once more. The node
+// is named after its main output, without a suffix.
 Node recompute_node(const Node& node, const std::vector<bool>& available);
 
 }  // namespace spillway

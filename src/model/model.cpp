@@ -95,8 +95,9 @@ void ModelBuilder::head(TensorId normed, TensorId weight) {
   if (decoding()) {
     const TensorId last =
         b.op(OpKind::select_row, attrs, {normed, scalars}, "", {"last_normed"})[0];
-    const TensorId logits = matmul(last, weight, kNone, "", "logits");
-    b.graph.tensors[logits].dtype = Dtype::f32;
+    Attrs own = attrs;
+    own.f32_out = true;
+    b.op(OpKind::matmul, own, {last, weight}, "", {"logits"});
     return;
   }
   Node node;

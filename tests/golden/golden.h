@@ -1,0 +1,180 @@
+// Reads the goldens that generate.py writes and compares a backend's losses and gradients with
+// them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/model.h"
+#include "parallel/build.h"
+#include "tests/golden/interpreter.h"
+
+namespace spillway::golden {
+
+struct Golden {
+  ModelConfig model;
+  int32_t batch = 0, micro_batches = 0;
+  std::vector<int32_t> tokens, targets;            // [micro_batches, batch, context]
+  std::vector<double> losses;                      // of each micro-batch, f64
+  double f32_loss_error = 0, bf16_loss_error = 0;  // PyTorch's own, relative to f64
+  struct Parameter {
+    std::string name;
+    std::vector<double> weight, gradient;
+    double f32_error = 0, bf16_error = 0;  // PyTorch's own, of the gradient
+  };
+  std::vector<Parameter> parameters;
+};
+
+inline double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+inline Golden load_golden(const std::string& name) {
+  const std::string base = std::string(SPILLWAY_SOURCE_DIR) + "/tests/golden/" + name;
+  std::ifstream text(base + ".json");
+  const nlohmann::json j = nlohmann::json::parse(text);
+  std::ifstream binary(base + ".bin", std::ios::binary);
+  const std::string blob(std::istreambuf_iterator<char>(binary), {});
+  Golden g;
+  const nlohmann::json& m = j.at("model");
+  g.model.family = m.at("family") == "gpt2" ? Family::gpt2 : Family::llama;
+  for (const auto& [key, field] :
+       {std::pair{"layers", &g.model.layers}, std::pair{"hidden", &g.model.hidden},
+        std::pair{"heads", &g.model.heads}, std::pair{"kv_heads", &g.model.kv_heads},
+        std::pair{"ffn", &g.model.ffn}, std::pair{"context", &g.model.context},
+        std::pair{"head_dim", &g.model.head_dim}, std::pair{"vocab", &g.model.vocab}})
+    *field = m.at(key);
+  g.model.tied_head = m.at("tied_head");
+  g.model.qkv_bias = m.at("qkv_bias");
+  g.model.qk_norm = m.at("qk_norm");
+  g.model.norm_eps = m.at("norm_eps");
+  if (m.contains("rope")) {
+    const nlohmann::json& r = m["rope"];
+    g.model.rope = {r.at("theta"),           r.at("llama3_scaling"),   r.at("factor"),
+                    r.at("low_freq_factor"), r.at("high_freq_factor"), r.at("original_context")};
+  }
+  g.batch = j.at("batch");
+  g.micro_batches = j.at("micro_batches");
+  g.tokens = j.at("tokens").get<std::vector<int32_t>>();
+  g.targets = j.at("targets").get<std::vector<int32_t>>();
+  g.losses = j.at("losses").get<std::vector<double>>();
+  g.f32_loss_error = j.at("f32_loss_error");
+  g.bf16_loss_error = j.at("bf16_loss_error");
+  const size_t elements = j.at("elements");
+  if (blob.size() != elements * 12)
+    internal_error("{}.bin has {} bytes, not {}", base, blob.size(), elements * 12);
+  for (const nlohmann::json& p : j.at("parameters")) {
+    Golden::Parameter parameter;
+    parameter.name = p.at("name");
+    parameter.f32_error = p.at("f32_error");
+    parameter.bf16_error = p.at("bf16_error");
+    size_t count = 1;
+    for (size_t d : p.at("shape")) count *= d;
+    std::vector<float> weight(count);
+    parameter.gradient.resize(count);
+    const size_t begin = p.at("begin");
+    std::memcpy(weight.data(), blob.data() + begin * 4, count * 4);
+    std::memcpy(parameter.gradient.data(), blob.data() + elements * 4 + begin * 8, count * 8);
+    parameter.weight.assign(weight.begin(), weight.end());
+    g.parameters.push_back(std::move(parameter));
+  }
+  return g;
+}
+
+// Fills tokens, targets and token_order of one micro-batch.
+inline void load_batch(Interpreter& run, const int32_t* tokens, const int32_t* targets,
+                       int64_t rows) {
+  std::vector<int32_t> order(rows);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
+  std::copy_n(tokens, rows, run.data<int32_t>("tokens"));
+  std::copy_n(targets, rows, run.data<int32_t>("targets"));
+  std::copy_n(order.data(), rows, run.data<int32_t>("token_order"));
+}
+
+// Fills every element of a parameter's state: live elements from `values`, padding with a number
+// that would be noticed; masters likewise, moments with zeros.
+inline void load_parameter(Interpreter& run, const Param& param,
+                           const std::vector<double>& values) {
+  const Graph& g = run.schedule().graph;
+  const ParallelSpec& spec = run.schedule().spec;
+  const int64_t total = g.tensors[param.param].dims.count();
+  std::vector<double> padded(values);
+  padded.resize(total, 0.5);
+  run.set(g.tensors[param.param].name, padded);
+  for (TensorId id : {param.master, param.moment1, param.moment2}) {
+    if (id == kNone) continue;
+    const bool shard = spec.ranks > 1 && spec.zero >= 1;
+    const Range own = shard ? shard_of(total, spec.rank, spec.ranks) : Range{0, total};
+    std::vector<double> state(own.count, 0.0);
+    if (id == param.master) std::copy_n(padded.begin() + own.begin, own.count, state.begin());
+    run.set(g.tensors[id].name, state);
+  }
+}
+
+struct Errors {
+  double loss = 0;
+  double norm = 0;                // of the global gradient norm
+  std::vector<double> gradients;  // by parameter of the golden
+  double padding = 0;             // largest gradient of a padded element: must be 0
+};
+
+// One training step with learning rate 0 on one rank.
+inline Errors compare(const Golden& golden, Precision precision, Interpreter::KernelTable table,
+                      bool all_f64, int threads = 1) {
+  GraphShape shape;
+  shape.batch = golden.batch;
+  shape.tokens = golden.model.context;
+  shape.micro_batches = golden.micro_batches;
+  shape.loss_tokens = static_cast<int64_t>(golden.tokens.size());
+  ParallelSpec spec;
+  spec.micro_batches = spec.reduce_every = golden.micro_batches;
+  const int64_t chunk = 13;  // the last chunk of logits is shorter
+  const Graph forward = build_model(golden.model, precision, chunk, shape, GraphMode::train);
+  const Schedule schedule = build_train_schedule(forward, OptimizerConfig{}, spec, 0);
+  std::vector<Interpreter> run;
+  run.emplace_back(schedule, table, all_f64, threads);
+  for (const Param& param : schedule.graph.params) {
+    const std::string& name = schedule.graph.tensors[param.param].name;
+    const auto found = std::find_if(golden.parameters.begin(), golden.parameters.end(),
+                                    [&](const Golden::Parameter& p) { return p.name == name; });
+    if (found == golden.parameters.end()) internal_error("the golden has no {}", name);
+    load_parameter(run[0], param, found->weight);
+  }
+  StepScalars scalars;
+  scalars.step = 1;
+  *run[0].data<StepScalars>("scalars") = scalars;
+  const int64_t rows = shape.batch * shape.tokens;
+  run_step(run, [&](int, int32_t micro) {
+    load_batch(run[0], golden.tokens.data() + micro * rows, golden.targets.data() + micro * rows,
+               rows);
+  });
+  Errors errors;
+  errors.loss = relative_error(run[0].get("losses"), golden.losses);
+  double squares = 0;
+  for (const Golden::Parameter& p : golden.parameters) {
+    std::vector<double> gradient = run[0].get(p.name + ".grad");
+    for (size_t i = p.gradient.size(); i < gradient.size(); ++i)
+      errors.padding = std::max(errors.padding, std::abs(gradient[i]));
+    gradient.resize(p.gradient.size());
+    errors.gradients.push_back(relative_error(gradient, p.gradient));
+    for (double x : p.gradient) squares += x * x;
+  }
+  errors.norm = std::abs(run[0].data<StepScalars>("scalars")->norm / std::sqrt(squares) - 1);
+  return errors;
+}
+
+}  // namespace spillway::golden
