@@ -16,13 +16,13 @@ struct HardwareProfile {
   // One device.
   int64_t device_bytes = 0;   // capacity; 0: physical memory or cgroup limit, shared by the ranks
   int64_t reserve_bytes = 0;  // foreign bytes: driver, libraries, loaded kernels
-  double peak_f32 = 0, peak_bf16 = 0;          // FLOP/s, the MFU's denominator
-  double gemm_fraction = 0.7;                  // sustained fraction of the peak in large GEMMs
-  double attention_fraction = 0.4;             // … in attention
-  double memory_bandwidth = 0;                 // bytes/s, read + write
-  double launch_seconds = 0;                   // fixed cost of one instruction
+  double peak_f32 = 0, peak_bf16 = 0;           // FLOP/s, the MFU's denominator
+  double gemm_fraction = 0.7;                   // sustained fraction of the peak in large GEMMs
+  double attention_fraction = 0.4;              // … in attention
+  double memory_bandwidth = 0;                  // bytes/s, read + write
+  double launch_seconds = 0;                    // fixed cost of one instruction
   double h2d_bandwidth = 0, d2h_bandwidth = 0;  // bytes/s each way with all devices copying
-  double copy_seconds = 0;                     // start-up time of one copy
+  double copy_seconds = 0;                      // start-up time of one copy
   // One node.
   int devices_per_node = 1, numa_nodes = 1;
   int64_t host_bytes = 0;  // 0: physical memory or cgroup limit
@@ -47,6 +47,15 @@ Budgets resolve_budgets(const MemoryConfig& memory, const HardwareProfile& profi
 
 // Folder that holds configs/ (the source tree's, baked in at build time, or SPILLWAY_HOME).
 std::string config_root();
-std::vector<std::string> preset_names(const std::string& folder);  // file stems, sorted
+// Stems of the JSON files of configs/FOLDER ("models", "hardware"), sorted.
+std::vector<std::string> preset_names(const std::string& folder);
+// Path of configs/FOLDER/NAME.json. Throws bad_input naming `origin`, `key` and the nearest name.
+std::string preset_path(const std::string& folder, const std::string& name, const std::string& key,
+                        const std::string& origin);
+
+// The smallest memory limit that the cgroups of `proc_cgroup` (the text of /proc/self/cgroup),
+// their parents and the roots set in the hierarchies below `mount` (/sys/fs/cgroup); INT64_MAX if
+// none.
+int64_t cgroup_memory_limit(const std::string& proc_cgroup, const std::string& mount);
 
 }  // namespace spillway

@@ -1,0 +1,165 @@
+#include "config/hardware.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "base/error.h"
+#include "config/schema.h"
+#include "config/values.h"
+
+namespace spillway {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+std::string text_of_file(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return file ? text.str() : std::string();
+}
+
+// The number in a limit file; kNoLimit for "max", v1's huge "none", or no such file.
+int64_t limit_in(const std::string& path) {
+  const std::string text = text_of_file(path);
+  int64_t bytes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  return error == std::errc() && end != text.data() && bytes > 0 ? bytes : kNoLimit;
+}
+
+// The limit of `group` and all its parents in one hierarchy.
+int64_t limit_upward(const std::string& hierarchy, std::string group, const char* file) {
+  int64_t limit = limit_in(hierarchy + "/" + file);
+  while (group.size() > 1) {
+    limit = std::min(limit, limit_in(hierarchy + group + "/" + file));
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+  }
+  return limit;
+}
+
+int64_t rounded_down(double bytes) { return static_cast<int64_t>(bytes) / kHugePage * kHugePage; }
+
+}  // namespace
+
+int64_t cgroup_memory_limit(const std::string& proc_cgroup, const std::string& mount) {
+  int64_t limit = kNoLimit;
+  std::istringstream lines(proc_cgroup);
+  // One line a hierarchy: "number:controllers:/group"; version 2 has number 0 and no controllers.
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string group = line.substr(second + 1);
+    if (controllers == ",,") {
+      limit = std::min(limit, limit_upward(mount, group, "memory.max"));
+      limit = std::min(limit, limit_upward(mount + "/unified", group, "memory.max"));
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      limit = std::min(limit, limit_upward(mount + "/memory", group, "memory.limit_in_bytes"));
+    }
+  }
+  return limit;
+}
+
+int64_t machine_memory_bytes() {
+  const int64_t physical =
+      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  return std::min(physical,
+                  cgroup_memory_limit(text_of_file("/proc/self/cgroup"), "/sys/fs/cgroup"));
+}
+
+std::string config_root() {
+  const char* home = std::getenv("SPILLWAY_HOME");
+  return home && *home ? home : SPILLWAY_SOURCE_DIR;
+}
+
+std::vector<std::string> preset_names(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::path(config_root()) / "configs" / folder;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string preset_path(const std::string& folder, const std::string& name, const std::string& key,
+                        const std::string& origin) {
+  const std::vector<std::string> names = preset_names(folder);
+  const std::string path = config_root() + "/configs/" + folder;
+  if (names.empty()) {
+    bad_input("{}{}: {} holds no JSON files; SPILLWAY_HOME names the folder that holds configs/",
+              origin.empty() ? "" : origin + ": ", key, path);
+  }
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    std::string all;
+    for (const std::string& known : names) all += (all.empty() ? "" : ", ") + known;
+    bad_input("{}{}: unknown name {}; did you mean \"{}\"? {} holds {}",
+              origin.empty() ? "" : origin + ": ", key, in_quotes(name),
+              nearest(name.substr(0, 64), names), path, all);
+  }
+  return path + "/" + name + ".json";
+}
+
+HardwareProfile load_profile(const HardwareConfig& config) {
+  std::string name = config.profile;
+  if (name == "auto") {
+    if (config.backend == Backend::cuda) {
+      bad_input(
+          "not supported yet: hardware.profile \"auto\" with hardware.backend \"cuda\"; name a "
+          "profile of configs/hardware/");
+    }
+    name = "cpu";
+  }
+  const std::string path = preset_path("hardware", name, "hardware.profile", "");
+  const Json json = parse_json(read_json_file(path), path);
+  check_json(json, profile_schema(), "", path, true);
+  HardwareProfile profile;
+  profile.name = name;
+  for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
+    const Json& entry = json.at(key);
+    read_value(entry.is_object() ? entry.at("value") : entry, field);
+  });
+  if (config.devices_per_node > 0) {
+    profile.devices_per_node = static_cast<int>(config.devices_per_node);
+  }
+  if (config.link > 0) profile.h2d_bandwidth = profile.d2h_bandwidth = config.link;
+  return profile;
+}
+
+Budgets resolve_budgets(const MemoryConfig& memory, const HardwareProfile& profile,
+                        int ranks_on_node) {
+  // A part stays for the system, the binary, MPI and the page cache of the data.
+  const double host_total =
+      static_cast<double>(profile.host_bytes > 0 ? profile.host_bytes : machine_memory_bytes());
+  const double share = 0.8 * host_total / std::max(1, ranks_on_node);
+  Budgets budgets{memory.device, memory.host};
+  if (profile.device_bytes > 0) {
+    if (memory.device < 0) {
+      budgets.device =
+          rounded_down(static_cast<double>(profile.device_bytes - profile.reserve_bytes));
+    }
+    if (memory.host < 0) budgets.host = rounded_down(share);
+    return budgets;
+  }
+  // One memory for both tiers: what one is given explicitly, the other does not get by default.
+  if (memory.device < 0) {
+    const double left = memory.host < 0 ? 0.75 * share : share - static_cast<double>(memory.host);
+    budgets.device = rounded_down(std::max(left, share / 8));
+  }
+  if (memory.host < 0) {
+    budgets.host = rounded_down(std::max(share - static_cast<double>(budgets.device), share / 8));
+  }
+  return budgets;
+}
+
+}  // namespace spillway

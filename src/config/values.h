@@ -1,0 +1,103 @@
+// JSON ↔ members, by the kinds of field in config/fields.h. Values read here have passed the
+// schema.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "config/fields.h"
+#include "config/json_text.h"
+
+namespace spillway {
+
+std::string exact_bytes(int64_t bytes);  // "512MiB": the largest unit that divides
+
+template <class T>
+void read_value(const Json& json, T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    const auto& words = words_of<T>();
+    const auto it = std::find(words.begin(), words.end(), json.get<std::string>());
+    value = static_cast<T>(it - words.begin());
+  } else {
+    value = json.get<T>();
+  }
+}
+template <class T>
+void read_value(const Json& json, SizeField<T> field) {
+  const auto text = json.get<std::string>();
+  field.bytes = field.word && text == field.word ? field.word_value : parse_bytes(text, "size");
+}
+template <class T>
+void read_value(const Json& json, RateField<T> field) {
+  const auto text = json.get<std::string>();
+  field.rate = field.word && text == field.word ? 0 : parse_rate(text, "rate");
+}
+template <class T>
+void read_value(const Json& json, WordOrInteger<T> field) {
+  field.number = json.is_string() ? 0 : json.get<int64_t>();
+}
+template <class T>
+void read_value(const Json& json, PairField<T> field) {
+  field.first = json[0].get<double>();
+  field.second = json[1].get<double>();
+}
+template <class D>
+void read_value(const Json& json, ValidationField<D> field) {
+  if (json.is_array()) {
+    field.data.validation = 0;
+    field.data.validation_files = json.get<std::vector<std::string>>();
+  } else {
+    field.data.validation = json.get<double>();
+    field.data.validation_files.clear();
+  }
+}
+template <class P>
+void read_value(const Json& json, PlaceField<P> field) {
+  field.pins.clear();
+  for (const auto& [key, where] : json.items())
+    field.pins.emplace_back(key, where.template get<std::string>());
+}
+
+template <class T>
+Json value_json(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return words_of<T>()[static_cast<size_t>(value)];
+  } else {
+    return value;
+  }
+}
+template <class T>
+Json value_json(const SizeField<T>& field) {
+  if (field.word && field.bytes == field.word_value) return field.word;
+  return exact_bytes(field.bytes);
+}
+template <class T>
+Json value_json(const RateField<T>& field) {
+  if (field.word && field.rate == 0) return field.word;
+  return exact_bytes(static_cast<int64_t>(field.rate)) + "/s";
+}
+template <class T>
+Json value_json(const WordOrInteger<T>& field) {
+  if (field.number == 0) return field.word;
+  return field.number;
+}
+template <class T>
+Json value_json(const PairField<T>& field) {
+  return Json::array({field.first, field.second});
+}
+template <class D>
+Json value_json(const ValidationField<D>& field) {
+  if (!field.data.validation_files.empty()) return field.data.validation_files;
+  return field.data.validation;
+}
+template <class P>
+Json value_json(const PlaceField<P>& field) {
+  Json pins = Json::object();
+  for (const auto& [key, where] : field.pins) pins[key] = where;
+  return pins;
+}
+
+// Every key of a resolved config that applies to it, with its value, in the schema's order.
+std::vector<std::pair<std::string, Json>> config_values(const Config& config);
+
+}  // namespace spillway
