@@ -1,17 +1,22 @@
 #include "graph/ops/gemm_workspace.h"
 
+#include <algorithm>
+
 namespace spillway {
 
 int64_t gemm_workspace(int64_t m, int64_t n, int64_t k, Dtype a, Dtype b, Dtype c, int threads) {
-  const int64_t rm = round_up(m, 64), rn = round_up(n, 64), rk = round_up(k, 64);
-  const int64_t packed_b = rn * rk * size_of(b);
-  // A transposed first factor is copied block by block; libraries keep such copies per thread, but
-  // together never more than the whole of it and one block of rows a thread.
-  const int64_t copied_a = rm * rk * size_of(a) + threads * 64 * rk * size_of(a);
-  // Results that are narrower than f32 are accumulated in f32 tiles of the threads.
-  const int64_t tiles = threads * int64_t{128} * rn * (c == Dtype::f32 ? 1 : 4);
-  const int64_t fixed = 64 * 1024 + threads * int64_t{64} * 1024;
-  return round_up(packed_b + copied_a + tiles + fixed, 64);
+  // B is packed as a whole, in panels of up to 32 columns, k padded to at most a multiple of 32.
+  const int64_t packed_b = round_up(n, 32) * round_up(k, 32) * size_of(b);
+  // A thread packs a block of A: 1,024 of k at most, and 192 rows of 4 bytes or 384 of 2.
+  const int64_t block_k = std::min<int64_t>(round_up(k, 32), 1024);
+  const int64_t block_a = std::max(std::min<int64_t>(round_up(m, 12), 192) * 4,
+                                   std::min<int64_t>(round_up(m, 32), 384) * size_of(a)) *
+                          block_k;
+  // A result narrower than f32 is summed up in an f32 block of the thread.
+  const int64_t sums = c == Dtype::f32 ? 0
+                                       : std::min<int64_t>(round_up(m, 96), 384) *
+                                             std::min<int64_t>(round_up(n, 32), 512) * 4;
+  return round_up(packed_b, 64) + threads * (round_up(block_a, 64) + round_up(sums, 64)) + 64;
 }
 
 }  // namespace spillway

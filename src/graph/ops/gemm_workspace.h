@@ -6,8 +6,8 @@
 namespace spillway {
 
 // Upper bound, in bytes, of what any backend needs for c[m,n] = a[m,k]·b[k,n] with either factor
-// possibly transposed in memory: b packed into the library's blocked layout, row buffers of a, and
-// the library's own scratchpad. A multiple of 64.
+// possibly transposed in memory: b packed, and for each thread a packed block of a and of sums.
+// A multiple of 64.
 int64_t gemm_workspace(int64_t m, int64_t n, int64_t k, Dtype a, Dtype b, Dtype c, int threads);
 
 }  // namespace spillway
