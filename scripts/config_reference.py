@@ -76,7 +76,7 @@ def rows(node, path="", may_change=False):
         changes = may_change or "x-resume" in child
         inner = object_branch(child)
         if inner is None or "anyOf" in child:
-            required = key in branch.get("required", [])
+            required = key in branch.get("required", branch.get("then", {}).get("required", []))
             if inner is not None:
                 kind = "preset's name or object"
             else:

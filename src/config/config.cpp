@@ -50,10 +50,11 @@ void apply_override(Json& root, const std::string& text) {
   std::string path;
   for (size_t begin = 0;;) {
     const size_t dot = text.find('.', begin);
-    const bool last = dot == std::string::npos || dot > equals;
-    const std::string key = text.substr(begin, (last ? equals : dot) - begin);
     const Json* object = object_branch(*schema);
     if (!object) bad_input("{}: {} has no keys of its own", origin, path);
+    const bool free_keys = (*object)["additionalProperties"].is_object();
+    const bool last = free_keys || dot == std::string::npos || dot > equals;
+    const std::string key = text.substr(begin, (last ? equals : dot) - begin);
     // A preset's name makes way for an object that says the same.
     if (path == "model" && at->is_string()) *at = Json{{"preset", *at}};
     if (!at->is_object()) bad_input("{}: {} is no object in the file", origin, path);
@@ -61,7 +62,7 @@ void apply_override(Json& root, const std::string& text) {
     const auto child = properties == object->end() ? Json::const_iterator() : properties->find(key);
     if (properties != object->end() && child != properties->end()) {
       schema = &*child;
-    } else if ((*object)["additionalProperties"].is_object() && last) {
+    } else if (free_keys) {
       schema = &(*object)["additionalProperties"];
     } else {
       unknown_key(*object, path, key, Json(value_text), origin);

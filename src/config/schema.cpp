@@ -90,7 +90,7 @@ std::string described(const Json& schema) {
   if (type == "number") return "a number" + in_range(schema);
   if (type == "boolean") return "true or false";
   if (type == "object") return "an object";
-  if (type == "array") return "an array";
+  if (type == "array") return "an array of " + text_of(schema.at("items"), "type") + "s";
   return "a string";
 }
 
@@ -123,7 +123,7 @@ bool has_size_format(const Json& schema) {
                         const std::string& origin) {
   std::string hint;
   if (value.is_number() && has_size_format(schema)) {
-    hint = ", the unit is missing: B, KB ... TB (powers of 1,000) or KiB ... TiB (of 1,024)";
+    hint = "; the unit is missing: B, KB ... TB (powers of 1,000) or KiB ... TiB (of 1,024)";
   } else if (value.is_string()) {
     // Only words: a number where a word is due is no misspelling.
     std::vector<std::string> words;
@@ -184,6 +184,8 @@ void check_object(const Json& value, const Json& schema, const std::string& path
     }
   }
   const Json* required = find(schema, "required");
+  // Of a model: "if" there is no preset, "then" these. A preset is resolved before all is required.
+  if (const Json* then = find(schema, "then")) required = find(*then, "required");
   if (!complete || !required) return;
   for (const Json& name : *required) {
     if (value.contains(name.get<std::string>())) continue;
@@ -323,6 +325,11 @@ void check_json(const Json& value, const Json& schema, const std::string& path,
     for (const Json& branch : *branches) {
       const std::string type = text_of(branch, "type");
       if (type.empty() || !fits_type(value, type)) continue;
+      // "atuo" is a misspelt word rather than a malformed size.
+      if (has_size_format(branch) &&
+          value.get_ref<const std::string&>().find_first_of("0123456789") == std::string::npos) {
+        break;
+      }
       return check_json(value, branch, path, origin, complete);
     }
     wrong(value, schema, path, origin);

@@ -1,6 +1,7 @@
 // Validation against configs/schema.json, which is built into the library. Of JSON Schema it knows
 // what that file uses: type, enum, const, anyOf (the branch whose type fits), ranges, lengths,
-// items, properties, required, additionalProperties, format bytes and rate; and the keywords x-….
+// items, properties, required, then, additionalProperties, format bytes and rate; and the keywords
+// x-….
 #pragma once
 
 #include <string>

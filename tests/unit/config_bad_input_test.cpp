@@ -1,7 +1,6 @@
 // Every kind of bad configuration is one line that names file, key, what was found and what is due.
 // links: spillway_config
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -86,7 +85,7 @@ TEST(BadInput, OneKey) {
       {"memory.host=12XB", {"memory.host", "\"12XB\"", "unit is unknown"}},
       {"memory.host=1.2.3GB", {"memory.host", "malformed"}},
       {"memory.host=99999999TiB", {"memory.host", "too large"}},
-      {"memory.host=nan", {"memory.host", "\"nan\"", "number"}},
+      {"memory.host=nan", {"memory.host", "\"nan\"", "512MiB"}},
       {"memory.host=0x10GB", {"memory.host", "unit is unknown"}},
       {"hardware.link=2GB", {"hardware.link", "2GB/s", "\"/s\" is missing"}},
       {"hardware.link=0B/s", {"hardware.link", "at least one byte"}},
@@ -140,6 +139,8 @@ TEST(BadInput, OneKey) {
       {"place.qkv@3-1=host", {"place.\"qkv@3-1\"", "backward"}},
       {"place.qkv@=host", {"place.\"qkv@\"", "block's number"}},
       {"place.@3=host", {"place.\"@3\"", "name"}},
+      {"place.a.b=host", {"place.\"a.b\"", "name"}},
+      {"memory.device=atuo", {"memory.device", "512MiB", "did you mean \"auto\""}},
       {"place.QKV=host", {"place.\"QKV\"", "name"}},
       // --set itself
       {"optimizer.lr", {"--set", "key=value"}},
