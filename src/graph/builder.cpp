@@ -163,7 +163,7 @@ Graph differentiate(const Graph& forward) {
           std::any_of(b.graph.nodes.begin() + static_cast<int64_t>(first_emitted),
                       b.graph.nodes.end(),
                       [&](const Node& emitted) { return reads(emitted, arrived[i]); });
-      if (!taken_over || (grad[target] != arrived[i] && grad[target] != din[i]))
+      if (!taken_over || grad[target] != arrived[i])
         internal_error("{}: tensor {} would get two gradients", node->name,
                        forward.tensors[target].name);
       grad[target] = din[i];
