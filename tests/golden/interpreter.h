@@ -138,7 +138,7 @@ class Interpreter {
       args.workspace = reinterpret_cast<void*>(round_up(static_cast<int64_t>(address), 64));
     }
     args.attrs = &node.attrs;
-    args.accumulate = accumulate;
+    for (const Operand& out : node.out) args.accumulate |= accumulate && out.accumulate;
     args.micro = micro;
     table_(node.op)(args);
   }

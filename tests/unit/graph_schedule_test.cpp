@@ -185,8 +185,12 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
       for (size_t i = 0; i < s.stages.size(); ++i) {
         for (NodeId id : s.stages[i].nodes) {
           const Node& node = s.graph.nodes[id];
-          if (node.kind == NodeKind::op && node.op == OpKind::rank_sum)
+          if (node.kind == NodeKind::op && node.op == OpKind::rank_sum) {
             summed.try_emplace(i, g).first->second.add(node.in[0]);
+            EXPECT_EQ(node.attrs.ranks, l.ranks);
+            EXPECT_EQ(node.attrs.rank, static_cast<int>(rank));
+            EXPECT_EQ(node.attrs.inner, 2);
+          }
           if (node.kind == NodeKind::op && node.op == OpKind::norm_partials)
             partials.add(node.out[0]);
           if (node.kind == NodeKind::op && node.op == OpKind::adamw)
