@@ -69,9 +69,14 @@ std::string shortfall_message(const PlanReport& report, const Budgets& budgets);
 // Plan files: the placement as JSON with the hashes of numerics and profile.
 std::string placement_to_json(const Plan& plan, const std::string& numerics_hash,
                               const std::string& profile_name);
-// Throws bad_input naming file and key; a plan for another config names both hashes.
-Placement placement_from_json(const std::string& path, const Schedule& train,
-                              const std::string& numerics_hash, int* reduce_delay);
+// Reads such text; `origin` names it in messages. Throws bad_input naming origin and key; a plan
+// for another config names both hashes.
+Placement placement_from_json(const std::string& text, const std::string& origin,
+                              const Schedule& train, const std::string& numerics_hash,
+                              int* reduce_delay);
+
+// The decision for every unit that the pins name , as make_plan uses them.
+Placement placement_of_pins(const PlanInput& input);
 
 // Times a synchronised program in virtual time: lanes in order, waits, the profile's rates. Fills
 // Instr::planned_us as well.

@@ -1,0 +1,143 @@
+// `train`: parses the command line and hands over. Exit codes: base/error.h.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <memory>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "checkpoint/store.h"
+#include "runtime/cpu/mpi_communicator.h"
+#include "train/plan_command.h"
+#include "train/sample.h"
+#include "train/trainer.h"
+#include "train/version.h"
+
+namespace spillway {
+namespace {
+
+struct CommandLine {
+  std::string config;
+  std::vector<std::string> set;
+  TrainOptions train;
+  PlanOptions plan;
+  SampleOptions sample;
+  std::string inspect_path;
+};
+
+void add_config_options(CLI::App* app, CommandLine& c, bool required) {
+  auto* option = app->add_option("--config", c.config, "JSON file that describes the run");
+  if (required) option->required();
+  app->add_option("--set", c.set, "Override one key: --set optimizer.lr=3e-4 (may be repeated)")
+      ->allow_extra_args(false);
+}
+
+// Prints an error once: on the rank that has it if it is alone with it, on rank 0 if all have it.
+int report(const Error& e, Communicator* communicator, bool collective) {
+  if (!collective || communicator == nullptr || communicator->rank() == 0)
+    std::fprintf(stderr, "train: %s\n", e.what());
+  return static_cast<int>(e.code());
+}
+
+int run_training(const CommandLine& c) {
+  std::unique_ptr<Communicator> communicator = make_communicator();
+  // The config is read by rank 0 and told to the others, so that a file that only one host lacks,
+  // and every error in it, is one error.
+  std::string failure, text;
+  if (communicator->rank() == 0) {
+    try {
+      text = to_json_text(load_config(c.config, c.set));
+    } catch (const Error& e) {
+      failure = e.what();
+    }
+  }
+  failure = communicator->broadcast_text(failure, 0);
+  if (!failure.empty())
+    return report(Error(ExitCode::bad_input, failure), communicator.get(), true);
+  text = communicator->broadcast_text(text, 0);
+  try {
+    return static_cast<int>(train(parse_config(text, c.config, {}), c.train, *communicator));
+  } catch (const Error& e) {
+    const bool everywhere = e.code() == ExitCode::bad_input || e.code() == ExitCode::does_not_fit;
+    const int code = report(e, communicator.get(), everywhere);
+    std::fflush(nullptr);
+    // Peers may be in the middle of a collective: end without waiting for them, but let rank 0's
+    // message out before the launcher takes everyone down.
+    if (communicator->size() > 1) {
+      communicator->abort();
+      if (everywhere) usleep(communicator->rank() == 0 ? 0 : 300000);
+      std::_Exit(code);
+    }
+    return code;
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Spillway: pretrains transformers larger than the memory of their devices", "train");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(0, 1);
+  CommandLine c;
+  add_config_options(&app, c, false);
+  app.add_option("--resume", c.train.resume, "\"latest\", or a checkpoint's folder");
+  app.add_option("--plan", c.train.plan_file, "Run this plan instead of making one");
+  app.add_option("--stop-at", c.train.stop_at, "Write a checkpoint after this step and exit 75")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--poison", c.train.poison, "Fill freed bytes with NaN (tests)")->group("Testing");
+  app.add_option("--chaos-seed", c.train.chaos_seed, "Seed of random copy delays")
+      ->group("Testing");
+  app.add_option("--chaos-us", c.train.chaos_us, "Delay each copy by up to this many microseconds")
+      ->group("Testing");
+
+  auto* plan = app.add_subcommand("plan", "Print what fits and what it costs; runs nothing");
+  add_config_options(plan, c, true);
+  plan->add_option("--ranks", c.plan.ranks, "Ranks to plan for")->check(CLI::PositiveNumber);
+  plan->add_flag("--json", c.plan.json, "JSON alone on standard output");
+  plan->add_option("--out", c.plan.out, "Write the plan to this file");
+  plan->add_option("--plan", c.plan.plan_file, "Report this plan instead of making one");
+
+  auto* sample = app.add_subcommand("sample", "Continue a prompt with a checkpoint's model");
+  sample->add_option("--checkpoint", c.sample.checkpoint, "A checkpoint's folder")->required();
+  sample->add_option("--prompt", c.sample.prompt, "Text to continue");
+  sample->add_option("--tokens", c.sample.tokens, "Tokens to generate")->check(CLI::PositiveNumber);
+  sample->add_option("--temperature", c.sample.temperature, "0: the most likely token")
+      ->check(CLI::NonNegativeNumber);
+  sample->add_option("--seed", c.sample.seed, "Seed of the draws");
+
+  auto* inspect = app.add_subcommand("inspect", "List a checkpoint's tensors and hashes");
+  inspect->add_option("checkpoint", c.inspect_path, "A checkpoint's folder")->required();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    throw Error(ExitCode::bad_input,
+                std::string("command line: ") + e.what() + " (train --help lists what there is)");
+  }
+  if (*plan) return static_cast<int>(plan_command(load_config(c.config, c.set), c.plan));
+  if (*sample) return static_cast<int>(sample_command(c.sample));
+  if (*inspect) {
+    std::fputs(inspect_checkpoint(posix_file_system(), c.inspect_path).c_str(), stdout);
+    return 0;
+  }
+  if (c.config.empty()) bad_input("command line: --config is required (train --help)");
+  return run_training(c);
+}
+
+}  // namespace
+}  // namespace spillway
+
+int main(int argc, char** argv) {
+  using spillway::ExitCode;
+  try {
+    return spillway::run(argc, argv);
+  } catch (const spillway::Error& e) {
+    std::fprintf(stderr, "train: %s\n", e.what());
+    return static_cast<int>(e.code());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "train: internal error: %s\n", e.what());
+    return static_cast<int>(ExitCode::internal);
+  }
+}

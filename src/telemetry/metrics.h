@@ -1,0 +1,39 @@
+// <output>/metrics.jsonl: one JSON object a step, appended and flushed; always parses, whatever the
+// values (what is not finite is null). Rows repeated after a resume stay; the last one wins.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+namespace spillway {
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0, grad_norm = 0, lr = 0;
+  int64_t tokens = 0;  // trained on so far, all ranks
+  double tokens_per_second = 0, mfu = 0;
+  int64_t device_peak_bytes = 0, host_peak_bytes = 0;
+  double exposed_transfer_seconds = 0, step_seconds = 0;
+  std::string token_hash;
+  bool skipped = false;
+  std::optional<double> validation_loss;  // on steps that evaluate
+};
+
+std::string to_json_line(const StepMetrics& metrics);
+
+class MetricsFile {
+ public:
+  explicit MetricsFile(const std::string& path);  // appends; throws Error(bad_input) if it cannot
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+  void append(const StepMetrics& metrics);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace spillway

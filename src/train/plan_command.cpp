@@ -1,0 +1,121 @@
+#include "train/plan_command.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/file.h"
+#include "runtime/launch.h"
+#include "runtime/local_communicator.h"
+#include "train/workload.h"
+
+namespace spillway {
+namespace {
+
+Topology topology_of(const Config& config, int ranks) {
+  Topology t;
+  t.ranks = ranks;
+  t.ranks_on_node =
+      config.hardware.devices_per_node > 0
+          ? static_cast<int>(std::min<int64_t>(config.hardware.devices_per_node, ranks))
+          : ranks;
+  LocalCommunicator alone;
+  const int cores = claim_cores(static_cast<int>(config.train.threads), alone).threads;
+  t.threads = config.train.threads > 0 ? static_cast<int>(config.train.threads)
+                                       : std::max(1, cores / t.ranks_on_node);
+  return t;
+}
+
+nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
+  nlohmann::ordered_json j;
+  j["fits"] = r.fits;
+  j["device_peak_bytes"] = r.plan.device.peak;
+  j["host_peak_bytes"] = r.plan.host.peak;
+  j["device_minimum_bytes"] = r.device_minimum_bytes;
+  j["all_resident_device_bytes"] = r.all_resident_device_bytes;
+  j["step_seconds"] = r.plan.step_seconds;
+  j["all_resident_step_seconds"] = r.all_resident_step_seconds;
+  j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds;
+  j["bound_seconds"] = nullptr;
+  j["gap"] = nullptr;
+  j["mfu"] = r.plan.mfu;
+  j["device_budget_bytes"] = w.input.budgets.device;
+  j["host_budget_bytes"] = w.input.budgets.host;
+  j["device_bytes_by_class"] = r.plan.device.by_class;
+  j["host_bytes_by_class"] = r.plan.host.by_class;
+  return j;
+}
+
+void print_classes(const TierUse& device, const TierUse& host) {
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : device.by_class) names.insert(name);
+  for (const auto& [name, bytes] : host.by_class) names.insert(name);
+  const auto cell = [](const TierUse& use, const std::string& name) {
+    const auto it = use.by_class.find(name);
+    return it == use.by_class.end() ? std::string("-") : format_bytes(it->second);
+  };
+  fmt::print("  {:<26} {:>12} {:>12}\n", "class", "device", "host");
+  for (const std::string& name : names)
+    fmt::print("  {:<26} {:>12} {:>12}\n", name, cell(device, name), cell(host, name));
+  fmt::print("  {:<26} {:>12} {:>12}\n", "total", format_bytes(device.peak),
+             format_bytes(host.peak));
+}
+
+void print_decisions(const Placement& placement) {
+  std::map<std::string, int[3]> counts;
+  for (const auto& [key, where] : placement.where) ++counts[key.first][static_cast<int>(where)];
+  fmt::print("  {:<26} {:>12} {:>12} {:>12}\n", "tensors by layer", "resident", "streamed",
+             "recomputed");
+  for (const auto& [name, n] : counts)
+    fmt::print("  {:<26} {:>12} {:>12} {:>12}\n", name, n[0], n[1], n[2]);
+}
+
+void print_report(const PlanReport& r, const Workload& w) {
+  const Plan& p = r.plan;
+  fmt::print("{} on {}: {} rank{}, {} tokens a step\n", r.fits ? "fits" : "does not fit",
+             w.input.profile.name, w.topology.ranks, w.topology.ranks == 1 ? "" : "s",
+             w.tokens_per_step);
+  fmt::print("  device budget {}, host budget {}\n", format_bytes(w.input.budgets.device),
+             format_bytes(w.input.budgets.host));
+  print_classes(p.device, p.host);
+  print_decisions(p.placement);
+  fmt::print("  minimum device memory      {:>12}\n", format_bytes(r.device_minimum_bytes));
+  fmt::print("  all resident               {:>12}, {:.2f} ms a step\n",
+             format_bytes(r.all_resident_device_bytes), 1e3 * r.all_resident_step_seconds);
+  fmt::print("  predicted step time        {:.2f} ms, exposed transfer {:.2f} ms, MFU {:.1f} %\n",
+             1e3 * p.step_seconds, 1e3 * p.exposed_transfer_seconds, 100 * p.mfu);
+}
+
+}  // namespace
+
+ExitCode plan_command(const Config& config, const PlanOptions& options) {
+  const Workload workload(config, topology_of(config, options.ranks));
+  PlanReport report = make_plan(workload.input);
+  if (!options.plan_file.empty()) {
+    constexpr int64_t kLargestPlan = int64_t{64} << 20;
+    int delay = 1;
+    const Placement placement =
+        placement_from_json(read_text(posix_file_system(), options.plan_file, kLargestPlan),
+                            options.plan_file, workload.train[0], workload.numerics, &delay);
+    report.plan = evaluate_placement(workload.input, placement, delay);
+    report.fits = report.plan.device.peak <= workload.input.budgets.device &&
+                  report.plan.host.peak <= workload.input.budgets.host;
+  }
+  if (options.json)
+    fmt::print("{}\n", report_json(report, workload).dump(2));
+  else
+    print_report(report, workload);
+  if (!report.fits) {
+    std::fflush(stdout);
+    throw Error(ExitCode::does_not_fit, shortfall_message(report, workload.input.budgets));
+  }
+  if (!options.out.empty()) {
+    std::ofstream out(options.out, std::ios::trunc);
+    out << placement_to_json(report.plan, workload.numerics, workload.input.profile.name) << '\n';
+    out.close();
+    if (!out) bad_input("--out: {} cannot be written", options.out);
+  }
+  return ExitCode::done;
+}
+
+}  // namespace spillway

@@ -1,0 +1,91 @@
+#include "train/session.h"
+
+#include <chrono>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/table.h"
+#include "verify/verify.h"
+
+namespace spillway {
+Session::Session(const Workload& workload, Communicator& communicator,
+                 const SessionOptions& options)
+    : workload_(workload) {
+  // The plan is made once; every rank lowers the same placement for itself.
+  const PlanInput& input = workload.input;
+  std::string failure;
+  if (communicator.rank() == 0) {
+    try {
+      if (options.plan_file.empty()) {
+        report_ = make_plan(input);
+        if (report_.fits)
+          plan_json_ = placement_to_json(report_.plan, workload.numerics, input.profile.name);
+        else
+          failure = "3" + shortfall_message(report_, input.budgets);
+      } else {
+        constexpr int64_t kLargestPlan = int64_t{64} << 20;
+        plan_json_ = read_text(posix_file_system(), options.plan_file, kLargestPlan);
+      }
+    } catch (const Error& e) {
+      failure = std::to_string(static_cast<int>(e.code())) + e.what();
+    }
+  }
+  failure = communicator.broadcast_text(failure, 0);
+  if (!failure.empty()) throw Error(static_cast<ExitCode>(failure[0] - '0'), failure.substr(1));
+  plan_json_ = communicator.broadcast_text(plan_json_, 0);
+  if (communicator.rank() != 0 || !options.plan_file.empty()) {
+    int delay = 1;
+    const Placement placement =
+        placement_from_json(plan_json_, options.plan_file.empty() ? "plan" : options.plan_file,
+                            workload.train[0], workload.numerics, &delay);
+    report_.plan = evaluate_placement(input, placement, delay);
+    report_.fits = report_.plan.device.peak <= input.budgets.device &&
+                   report_.plan.host.peak <= input.budgets.host;
+    if (!report_.fits) {
+      const bool device = report_.plan.device.peak > input.budgets.device;
+      fail(ExitCode::does_not_fit,
+           "{}: the plan needs {} of {} memory, {} are there; raise memory.{} or plan again",
+           options.plan_file,
+           format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak),
+           device ? "device" : "host",
+           format_bytes(device ? input.budgets.device : input.budgets.host),
+           device ? "device" : "host");
+    }
+  }
+  Plan& plan = report_.plan;
+  for (const int64_t bytes : plan.layout.tier_bytes)
+    if (communicator.min(bytes) != communicator.max(bytes))
+      internal_error("ranks disagree about the plan: {} bytes on rank {}", bytes,
+                     communicator.rank());
+
+  const auto start = std::chrono::steady_clock::now();
+  Limits limits;
+  limits.tier_bytes[0] = input.budgets.device;
+  limits.tier_bytes[1] = input.budgets.host;
+  const auto findings = verify(plan.lowered.set, plan.layout, limits);
+  if (!findings.empty()) internal_error("the plan is not valid: {}", describe(findings[0]));
+  verify_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  CpuDeviceOptions device;
+  device.link = workload.config.hardware.link;
+  device.chaos_seed = options.chaos_seed;
+  device.chaos_us = options.chaos_us;
+  device.compute_thread_start = [threads = workload.topology.threads] {
+    cpu::set_threads(threads);
+  };
+  device_ = std::make_unique<CpuDevice>(cpu::kernel, &communicator, device);
+  executor_ = std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_,
+                                         Executor::Options{options.poison});
+  recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
+  device_->record_times(LaneRecorder::sink, recorder_.get());
+}
+
+std::span<std::byte> Session::staging() {
+  const BufferId id = report_.plan.lowered.io.at("staging");
+  return {static_cast<std::byte*>(executor_->address(id)),
+          static_cast<size_t>(report_.plan.lowered.set.buffers[id].bytes)};
+}
+
+}  // namespace spillway

@@ -1,0 +1,397 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "checkpoint/store.h"
+#include "checkpoint/writer.h"
+#include "data/prefetch.h"
+#include "kernels/cpu/isa.h"
+#include "runtime/launch.h"
+#include "runtime/watchdog.h"
+#include "telemetry/console.h"
+#include "telemetry/metrics.h"
+#include "train/learning_rate.h"
+#include "train/session.h"
+#include "train/state.h"
+
+namespace spillway {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text << '\n';
+  out.close();
+  if (!out) bad_input("{}: cannot be written: {}", path, strerror(errno));
+}
+
+// Runs `body` on rank 0; an Error there is thrown on every rank.
+void on_rank_0(Communicator& communicator, const std::function<void()>& body) {
+  std::string failure;
+  if (communicator.rank() == 0) {
+    try {
+      body();
+    } catch (const Error& e) {
+      failure = std::to_string(static_cast<int>(e.code())) + e.what();
+    }
+  }
+  failure = communicator.broadcast_text(failure, 0);
+  if (!failure.empty()) throw Error(static_cast<ExitCode>(failure[0] - '0'), failure.substr(1));
+}
+
+class Trainer {
+ public:
+  Trainer(const Config& config, const TrainOptions& options, Communicator& communicator)
+      : options_(options),
+        communicator_(communicator),
+        watchdog_(communicator),
+        console_(communicator.rank() == 0, config.train.steps) {
+    find_checkpoint(config);
+    Config resolved = config;
+    if (resume_ && resume_->manifest().run.ranks == communicator.size())
+      resolved.parallel.tree = resume_->manifest().run.tree;
+    const ClaimedCores cores = claim_cores(static_cast<int>(config.train.threads), communicator);
+    workload_ =
+        std::make_unique<Workload>(resolved, Topology{communicator.rank(), communicator.size(),
+                                                      communicator.ranks_on_node(), cores.threads});
+    if (!cores.note.empty()) console_.line(cores.note);
+    open_data();
+    check_resume();
+    prepare_output();
+    session_ = std::make_unique<Session>(
+        *workload_, communicator,
+        SessionOptions{options.plan_file, options.poison, options.chaos_seed, options.chaos_us});
+    watchdog_.watch(&session_->device());
+    announce();
+    if (resume_)
+      restore_state(session_->train_schedule(), session_->homes(), session_->executor(), *resume_);
+    else
+      initialise_state(session_->train_schedule(), session_->homes(), session_->executor(),
+                       config.train.seed);
+    if (resume_) run_ = resume_->manifest().run;
+    run_.ranks = communicator.size();
+    run_.tree = workload_->spec.tree;
+    run_.numerics_hash = numerics_hash(workload_->config, communicator.size());
+    run_.fingerprint = numerics_fingerprint();
+    run_.config = to_json_text(workload_->config);
+    resume_.reset();
+  }
+
+  ~Trainer() { watchdog_.watch(nullptr); }
+
+  ExitCode run() {
+    const Config& config = workload_->config;
+    const int64_t steps = config.train.steps;
+    int64_t step = static_cast<int64_t>(run_.step);
+    if (step >= steps) console_.line(fmt::format("step {} of {} is done already", step, steps));
+    Prefetcher prefetcher(*dataset_, reader_->shape(), static_cast<uint64_t>(step) + 1);
+    started_ = now();
+    int64_t saved_at = step;
+    while (step < steps) {
+      ++step;
+      StepMetrics metrics = train_step(prefetcher, step);
+      const bool stop = agreed_stop() || step == options_.stop_at;
+      const bool last = step == steps;
+      if (config.train.eval_every > 0 && dataset_->validation_samples() > 0 &&
+          (step % config.train.eval_every == 0 || last))
+        metrics.validation_loss = evaluate(step);
+      if (metrics_) metrics_->append(metrics);
+      console_.step(metrics);
+      if (run_.skipped_in_row >= static_cast<uint64_t>(config.train.max_skipped) &&
+          run_.skipped_in_row > 0)
+        fail(ExitCode::no_progress,
+             "step {}: loss or gradient norm not finite in {} steps in a row (train.max_skipped)",
+             step, run_.skipped_in_row);
+      const bool due = config.checkpoint.every > 0 && step % config.checkpoint.every == 0;
+      if (due || last || stop) {
+        save(step);
+        saved_at = step;
+      }
+      if (stop && !last) {
+        console_.line(fmt::format("stopped at step {}; continue with --resume latest", step));
+        watchdog_.leave(ExitCode::resume_me);
+        return ExitCode::resume_me;
+      }
+    }
+    if (saved_at < step) save(step);
+    finish(step);
+    watchdog_.leave(ExitCode::done);
+    return ExitCode::done;
+  }
+
+ private:
+  // ---- start-up -----------------------------------------------------------------------------
+
+  void find_checkpoint(const Config& config) {
+    if (options_.resume.empty()) return;
+    std::string path;
+    on_rank_0(communicator_, [&] {
+      const auto choice = find_resume(files_, config.output, options_.resume);
+      if (!choice) {
+        console_.line(fmt::format("{}: no checkpoint, starting at step 0", config.output));
+        return;
+      }
+      for (const SkippedCheckpoint& s : choice->skipped)
+        console_.warning(fmt::format("skipped {}: {}", s.path, s.reason));
+      path = choice->path;
+    });
+    path = communicator_.broadcast_text(path, 0);
+    if (!path.empty()) resume_ = std::make_unique<CheckpointReader>(files_, path);
+  }
+
+  void check_resume() {
+    if (!resume_) return;
+    const RunState& saved = resume_->manifest().run;
+    for (const KeyChange& change : changes_that_forbid_resume(saved.config, workload_->config)) {
+      if (change.key == "parallel.tree" && saved.ranks != communicator_.size()) continue;
+      bad_input(
+          "{}: {} is {} in the checkpoint and {} in the config; a resumed run cannot change it",
+          resume_->path(), change.key, change.before, change.after);
+    }
+    if (saved.fingerprint != numerics_fingerprint())
+      console_.warning(
+          "the checkpoint was written on another instruction set or library version: the run goes "
+          "on, and agrees within rounding (about 1e-5 relative in f32, 1e-2 in bf16), not bitwise");
+    console_.line(fmt::format("resuming {} at step {}", resume_->path(), saved.step));
+  }
+
+  void open_data() {
+    const Config& c = workload_->config;
+    dataset_ = std::make_unique<Dataset>(c.data, c.model.vocab, c.model.context, c.train.seed);
+    BatchShape shape;
+    shape.batch = c.train.batch;
+    shape.micro_batch = c.train.micro_batch;
+    shape.rank = communicator_.rank();
+    shape.ranks = communicator_.size();
+    reader_ = std::make_unique<BatchReader>(*dataset_, shape);
+    hashes_.resize(static_cast<size_t>(c.train.batch));
+  }
+
+  void prepare_output() {
+    const std::string& output = workload_->config.output;
+    on_rank_0(communicator_, [&] {
+      namespace fs = std::filesystem;
+      std::error_code error;
+      const bool used =
+          fs::exists(output + "/metrics.jsonl", error) || !list_checkpoints(files_, output).empty();
+      if (used && options_.resume.empty())
+        bad_input("{}: output folder holds a run already; use --resume latest, or another output",
+                  output);
+      fs::create_directories(output, error);
+      if (error) bad_input("output: {} cannot be made: {}", output, error.message());
+      write_text(output + "/config.json", to_json_text(workload_->config));
+      metrics_ = std::make_unique<MetricsFile>(output + "/metrics.jsonl");
+    });
+  }
+
+  void announce() {
+    const Plan& plan = session_->report().plan;
+    const Workload& w = *workload_;
+    if (communicator_.rank() == 0) {
+      write_text(w.config.output + "/plan.json", session_->plan_json());
+    }
+    console_.line(fmt::format(
+        "{} parameters, {} rank{} × {} thread{}, {} tokens a step, {} training sequences, backend "
+        "cpu ({})",
+        parameter_total(), w.topology.ranks, w.topology.ranks == 1 ? "" : "s", w.topology.threads,
+        w.topology.threads == 1 ? "" : "s", w.tokens_per_step, dataset_->train_samples(),
+        cpu::isa_name()));
+    console_.line(fmt::format(
+        "plan: device {}, host {}, step {:.1f} ms predicted, exposed transfer {:.1f} ms; verified "
+        "in "
+        "{:.0f} ms",
+        format_bytes(plan.device.peak), format_bytes(plan.host.peak), 1e3 * plan.step_seconds,
+        1e3 * plan.exposed_transfer_seconds, 1e3 * session_->verify_seconds()));
+  }
+
+  int64_t parameter_total() const {
+    int64_t total = 0;
+    for (const Param& p : session_->train_schedule().graph.params) total += p.live.count();
+    return total;
+  }
+
+  // ---- one step -----------------------------------------------------------------------------
+
+  void load_batch(const StepBatch& batch) {
+    const int64_t rows = reader_->rows();
+    for (int32_t m = 0; m < workload_->spec.micro_batches; ++m) {
+      const auto put = [&](const char* name, std::span<const int32_t> values) {
+        std::memcpy(session_->io<int32_t>(std::string("train.") + name, m),
+                    values.data() + m * rows, static_cast<size_t>(rows) * 4);
+      };
+      put("tokens", batch.tokens);
+      put("targets", batch.targets);
+      put("token_order", batch.token_order);
+    }
+  }
+
+  StepMetrics train_step(Prefetcher& prefetcher, int64_t step) {
+    const Config& c = workload_->config;
+    watchdog_.enter(Phase::step, step);
+    const double begin = now();
+    const StepBatch& batch = prefetcher.get(static_cast<uint64_t>(step));
+    load_batch(batch);
+    StepScalars scalars;
+    scalars.step = static_cast<uint64_t>(step);
+    scalars.seed = c.train.seed;
+    scalars.lr = static_cast<float>(learning_rate(c.optimizer, step, c.train.steps));
+    const double t = static_cast<double>(run_.updates + 1);
+    scalars.beta1_correction = static_cast<float>(1.0 - std::pow(c.optimizer.beta1, t));
+    scalars.beta2_correction = static_cast<float>(1.0 - std::pow(c.optimizer.beta2, t));
+    std::memcpy(session_->io<StepScalars>("train.scalars"), &scalars, sizeof scalars);
+    const bool traced = ++steps_here_ == kTracedStep;
+    if (traced) session_->recorder().capture(instances());
+    session_->executor().run(0);
+    communicator_.gather(batch.hashes.data(), static_cast<int64_t>(batch.hashes.size_bytes()),
+                         hashes_.data());
+    session_->executor().finish();
+    std::memcpy(&scalars, session_->io<StepScalars>("train.scalars.out"), sizeof scalars);
+    const double seconds = now() - begin;
+    if (traced) write_timeline();
+
+    if (scalars.skip_update != 0) {
+      ++run_.skipped;
+      ++run_.skipped_in_row;
+      console_.warning(
+          fmt::format("step {}: loss or gradient norm not finite, update skipped", step));
+    } else {
+      ++run_.updates;
+      run_.skipped_in_row = 0;
+    }
+    run_.step = static_cast<uint64_t>(step);
+    run_.data_position = static_cast<uint64_t>(step * c.train.batch);
+
+    const Plan& plan = session_->report().plan;
+    StepMetrics m;
+    m.step = step;
+    m.loss = scalars.loss;
+    m.grad_norm = scalars.norm;
+    m.lr = static_cast<double>(scalars.lr);
+    m.tokens = step * workload_->tokens_per_step;
+    m.step_seconds = seconds;
+    m.tokens_per_second = static_cast<double>(workload_->tokens_per_step) / seconds;
+    m.mfu =
+        workload_->flops_per_step() / (seconds * workload_->peak_flops() * communicator_.size());
+    m.device_peak_bytes = plan.device.peak;
+    m.host_peak_bytes = plan.host.peak;
+    m.exposed_transfer_seconds = session_->recorder().take_exposed_transfer();
+    m.token_hash = hex(token_hash(hashes_, reader_->shape()));
+    m.skipped = scalars.skip_update != 0;
+    return m;
+  }
+
+  size_t instances() const {
+    size_t count = 0;
+    for (const Segment& s : session_->report().plan.lowered.set.programs[0].segments)
+      count += static_cast<size_t>(s.end - s.begin) * static_cast<size_t>(s.trip);
+    return count;
+  }
+
+  void write_timeline() {
+    if (communicator_.rank() != 0) return;
+    ProgramSet& set = const_cast<Plan&>(session_->report().plan).lowered.set;
+    const Simulation simulation =
+        simulate(set, 0, workload_->input.profile, workload_->input.bf16, true);
+    std::vector<TraceEvent> planned;
+    for (const SimulatedInstr& i : simulation.timeline)
+      planned.push_back({set.programs[0].instrs[i.instr].name, i.lane, i.begin, i.end});
+    write_text(workload_->config.output + "/timeline.json",
+               chrome_trace(planned, session_->recorder().captured()));
+  }
+
+  bool agreed_stop() { return communicator_.max(watchdog_.stop_requested() ? 1 : 0) != 0; }
+
+  // ---- evaluation, checkpoints --------------------------------------------------------------
+
+  double evaluate(int64_t step) {
+    watchdog_.enter(Phase::evaluating, step);
+    const int64_t rows = reader_->rows();
+    int64_t batches = reader_->validation_batches();
+    if (workload_->config.train.eval_batches > 0)
+      batches = std::min(batches, workload_->config.train.eval_batches);
+    double sums[2] = {0, 0};  // negative log-likelihood, tokens
+    std::vector<int32_t> order(static_cast<size_t>(rows));
+    std::vector<uint64_t> hashes(static_cast<size_t>(workload_->config.train.micro_batch));
+    const auto size = static_cast<size_t>(rows);
+    for (int64_t b = 0; b < batches; ++b) {
+      const int64_t real =
+          reader_->fill_validation(b, {{session_->io<int32_t>("evaluate.tokens"), size},
+                                       {session_->io<int32_t>("evaluate.targets"), size},
+                                       order,
+                                       hashes});
+      session_->executor().run(1);
+      session_->executor().finish();
+      sums[0] += *session_->io<double>("evaluate.losses");
+      sums[1] += static_cast<double>(real * workload_->config.model.context);
+      watchdog_.progress();
+    }
+    std::vector<double> all(2 * static_cast<size_t>(communicator_.size()));
+    communicator_.gather(sums, sizeof sums, all.data());
+    double loss = 0, tokens = 0;
+    for (size_t r = 0; r < all.size(); r += 2) loss += all[r], tokens += all[r + 1];
+    session_->recorder().take_exposed_transfer();
+    // The graph scales by 1 / tokens of a training step.
+    return loss * static_cast<double>(workload_->tokens_per_step) / tokens;
+  }
+
+  void save(int64_t step) {
+    watchdog_.enter(Phase::saving, step);
+    const double begin = now();
+    const auto slices =
+        checkpoint_slices(session_->train_schedule(), session_->homes(), session_->executor());
+    const SaveOutcome outcome =
+        save_checkpoint(files_, communicator_, workload_->config.output, run_, slices,
+                        session_->staging(), workload_->config.checkpoint.keep);
+    if (!outcome.warning.empty()) console_.warning(outcome.warning);
+    console_.line(fmt::format("checkpoint {} ({})", outcome.path, format_duration(now() - begin)));
+  }
+
+  void finish(int64_t step) {
+    watchdog_.enter(Phase::finished, step);
+    console_.line(fmt::format("done: {} steps in {}", step, format_duration(now() - started_)));
+  }
+
+  static constexpr int64_t kTracedStep = 3;  // of this process: warm by then
+
+  const TrainOptions& options_;
+  Communicator& communicator_;
+  FileSystem& files_ = posix_file_system();
+  Watchdog watchdog_;
+  Console console_;
+  std::unique_ptr<CheckpointReader> resume_;
+  std::unique_ptr<Workload> workload_;
+  std::unique_ptr<Dataset> dataset_;
+  std::unique_ptr<BatchReader> reader_;
+  std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<Session> session_;
+  RunState run_;
+  std::vector<uint64_t> hashes_;
+  int64_t steps_here_ = 0;
+  double started_ = 0;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> numerics_fingerprint() {
+  std::map<std::string, std::string> f;
+  f["isa"] = cpu::isa_name();
+  return f;
+}
+
+ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator) {
+  check_backend(config);
+  Trainer trainer(config, options, communicator);
+  return trainer.run();
+}
+
+}  // namespace spillway

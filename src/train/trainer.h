@@ -1,0 +1,31 @@
+// The training loop: plans, verifies, restores, steps, evaluates, saves.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "runtime/device.h"
+
+namespace spillway {
+
+struct TrainOptions {
+  std::string resume;     // "latest", a checkpoint's folder, or "" for a fresh run
+  std::string plan_file;  // run this plan instead of making one
+  int64_t stop_at = 0;    // checkpoint after this step and end with resume_me; 0: never
+  // For tests of the promises: poison freed bytes, delay copy lanes at random.
+  bool poison = false;
+  uint64_t chaos_seed = 0;
+  int chaos_us = 0;
+};
+
+// Runs to the end or to a requested stop. Called on every rank; Errors are thrown on all ranks that
+// see them.
+ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator);
+
+// ISA and library versions: what makes bits differ between machines.
+std::map<std::string, std::string> numerics_fingerprint();
+
+}  // namespace spillway

@@ -1,0 +1,59 @@
+#include "train/workload.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "model/model.h"
+#include "parallel/build.h"
+
+namespace spillway {
+
+void check_backend(const Config& config) {
+  if (config.hardware.backend == Backend::cuda)
+    bad_input(
+        "hardware.backend: not supported yet: cuda; this build has the CPU backend; expected "
+        "\"cpu\" or \"auto\"");
+}
+
+Workload::Workload(const Config& c, const Topology& t) : config(c), topology(t) {
+  spec = parallel_spec(config, t.rank, t.ranks, t.ranks_on_node);
+  config.parallel.tree = spec.tree;
+  numerics = hex(numerics_hash(config, t.ranks));
+  const int64_t context = config.model.context;
+  tokens_per_step = config.train.batch * context;
+  flops_per_token = model_flops_per_token(config.model);
+
+  int64_t chunk = config.train.loss_chunk;
+  if (chunk == 0)
+    chunk = default_loss_chunk(config.model.padded_vocab(), config.train.micro_batch * context);
+  GraphShape shape{config.train.micro_batch, context, spec.micro_batches, tokens_per_step};
+  const Graph forward =
+      build_model(config.model, config.train.precision, chunk, shape, GraphMode::train);
+  for (int delay = 0; delay < 2; ++delay)
+    train[delay] = build_train_schedule(forward, config.optimizer, spec, delay);
+  shape.micro_batches = 1;
+  ParallelSpec one_micro_batch = spec;
+  one_micro_batch.micro_batches = 1;
+  evaluate = build_forward_schedule(
+      "evaluate", build_model(config.model, config.train.precision, chunk, shape, GraphMode::train),
+      one_micro_batch);
+
+  input.train[0] = &train[0];
+  input.train[1] = &train[1];
+  const bool evaluates = config.train.eval_every > 0;
+  input.evaluate = evaluates ? &evaluate : nullptr;
+  input.profile = load_profile(config.hardware);
+  input.budgets = resolve_budgets(config.memory, input.profile, t.ranks_on_node);
+  input.offload = config.offload;
+  input.recompute = config.recompute;
+  input.pins = config.place;
+  input.threads = t.threads;
+  input.staging_bytes = kStagingBytes;
+  input.bf16 = config.train.precision == Precision::bf16;
+  input.flops_per_step = flops_per_step() / t.ranks;
+}
+
+double Workload::peak_flops() const {
+  return input.bf16 ? input.profile.peak_bf16 : input.profile.peak_f32;
+}
+
+}  // namespace spillway

@@ -1,0 +1,43 @@
+// A run as its stages see it, before any device or rank exists: config → schedules → planner input.
+#pragma once
+
+#include <memory>
+
+#include "config/config.h"
+#include "config/hardware.h"
+#include "parallel/schedule.h"
+#include "plan/plan.h"
+
+namespace spillway {
+
+struct Topology {
+  int rank = 0, ranks = 1, ranks_on_node = 1;
+  int threads = 1;  // compute threads of this rank
+};
+
+// Holds what PlanInput points to; not copied or moved once made.
+struct Workload {
+  Workload(const Config& config, const Topology& topology);
+  Workload(const Workload&) = delete;
+  Workload& operator=(const Workload&) = delete;
+
+  Config config;
+  Topology topology;
+  ParallelSpec spec;
+  Schedule train[2], evaluate;
+  PlanInput input;
+  double flops_per_token = 0;
+  int64_t tokens_per_step = 0;  // over all ranks
+  std::string numerics;         // hash of what can change a bit, for plans and checkpoints
+
+  double flops_per_step() const { return flops_per_token * static_cast<double>(tokens_per_step); }
+  // FLOP/s that MFU is measured against: the profile's peak of the run's precision, per rank.
+  double peak_flops() const;
+};
+
+// Refuses what this build cannot run, by name.
+void check_backend(const Config& config);
+
+constexpr int64_t kStagingBytes = int64_t{4} << 20;  // of a checkpoint's way to the disk
+
+}  // namespace spillway
