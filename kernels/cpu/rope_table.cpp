@@ -1,9 +1,9 @@
 #include "kernels/cpu/rope_table.h"
 
 #include <cmath>
-#include <numbers>
 
 #include "base/error.h"
+#include "graph/ops/rope_frequency.h"
 
 namespace spillway::cpu {
 
@@ -13,15 +13,7 @@ void fill_rope_table(const Attrs& attrs, RopeTable& table) {
               attrs.head_dim, 2 * kMaxRopeHalf);
   table.half = attrs.head_dim / 2;
   for (int64_t i = 0; i < table.half; ++i) {
-    double f = std::pow(attrs.rope_theta, -2.0 * static_cast<double>(i) / attrs.head_dim);
-    if (attrs.llama3_rope) {
-      // Turns in the original context: above rope_high unscaled, below rope_low slowed by the
-      // factor, between them a linear mix.
-      const double turns = static_cast<double>(attrs.rope_original) * f / (2 * std::numbers::pi);
-      double mix = (turns - attrs.rope_low) / (attrs.rope_high - attrs.rope_low);
-      mix = std::fmin(1.0, std::fmax(0.0, mix));
-      f = (1 - mix) * f / attrs.rope_factor + mix * f;
-    }
+    const double f = rope_frequency(attrs, static_cast<int>(i));
     table.frequency[i] = f;
     table.step_cos[i] = std::cos(f);
     table.step_sin[i] = std::sin(f);

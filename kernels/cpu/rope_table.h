@@ -16,8 +16,7 @@ struct RopeTable {
   double step_cos[kMaxRopeHalf], step_sin[kMaxRopeHalf];  // of one token
 };
 
-// From rope_theta, head_dim and, with llama3_rope, Llama 3's scaling of long wavelengths. Throws
-// Error(bad_input) if head_dim is odd or above 512.
+// By rope_frequency(). Throws Error(bad_input) if head_dim is odd or above 512.
 void fill_rope_table(const Attrs& attrs, RopeTable& table);
 
 // cos and sin of position · frequency.

@@ -224,9 +224,9 @@ SPILLWAY_INLINE F tanh(F x) {
   q = fma(q, z, splat(-0.0537251271307f));
   q = fma(q, z, splat(0.1333127468824f));
   q = fma(q, z, splat(-0.333332747221f));
-  const F near = fma(x * z, q, x);
+  const F near = fma(size * z, q, size);
   const F far = splat(1.0f) - splat(2.0f) / (exp(size + size) + splat(1.0f));
-  return choose_less(size, splat(0.625f), near, with_sign(far, x));
+  return with_sign(choose_less(size, splat(0.625f), near, far), x);
 }
 
 // 1 / (1 + e⁻ˣ)
