@@ -17,4 +17,5 @@ VARIANT(add)
 VARIANT(rank_sum)
 VARIANT(norm_partials)
 VARIANT(adamw)
+VARIANT(bias_grad)
 #undef VARIANT
