@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test. The last line counts passed, failed and skipped tests.
+#   scripts/test.sh [--without NAME]…  [--long]
+# --without torch     leaves out what compares with PyTorch (a download of some hundred MB)
+# --without tmpfs     leaves out the test of a full disk (mounting needs root)
+# --without sanitizers  leaves out the builds with ASan, UBSan and TSan
+# --long              longer campaigns of the random tests
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+without=()
+long=0
+while [ $# -gt 0 ]; do
+  case $1 in
+    --without) without+=("$2"); shift 2 ;;
+    --long) long=1; shift ;;
+    *) echo "test.sh: unknown option $1 (--without NAME, --long)" >&2; exit 2 ;;
+  esac
+done
+leave_out() { [[ " ${without[*]-} " == *" $1 "* ]]; }
+for name in "${without[@]-}"; do
+  case $name in
+    "" | torch | tmpfs | sanitizers) ;;
+    *) echo "test.sh: --without $name: expected torch, tmpfs or sanitizers" >&2; exit 2 ;;
+  esac
+done
+
+scripts/install.sh --tests
+skipped=()
+if command -v nvcc >/dev/null; then
+  echo "CUDA toolkit found; this version has no CUDA backend, so there are no CUDA tests"
+else
+  echo "no CUDA toolkit found; this version has no CUDA backend, so there are no CUDA tests"
+fi
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export SPILLWAY_LONG=$long
+exclude=()
+if leave_out torch; then
+  skipped+=("PyTorch comparisons")
+  exclude+=(-LE torch)
+else
+  SPILLWAY_PYTHON=$(scripts/install_torch.sh)
+  export SPILLWAY_PYTHON
+fi
+if leave_out tmpfs; then skipped+=("full disk"); export SPILLWAY_WITHOUT_TMPFS=1; fi
+
+cmake --preset release >/dev/null
+cmake --build build
+passed=0 failed=0
+run_ctest() {  # folder, extra arguments
+  local log status=0
+  log=$(mktemp)
+  ctest --test-dir "$1" --output-on-failure "${@:2}" 2>&1 | tee "$log" || status=$?
+  local total bad
+  total=$(sed -nE 's/.*tests passed, ([0-9]+) tests failed out of ([0-9]+).*/\2/p' "$log" | tail -n 1)
+  bad=$(sed -nE 's/.*tests passed, ([0-9]+) tests failed out of ([0-9]+).*/\1/p' "$log" | tail -n 1)
+  passed=$((passed + ${total:-0} - ${bad:-0}))
+  failed=$((failed + ${bad:-1}))
+  rm -f "$log"
+}
+run_ctest build "${exclude[@]}"
+
+if leave_out sanitizers; then
+  skipped+=("sanitizer builds")
+else
+  for preset in asan tsan; do
+    [ -x "scripts/test_$preset.sh" ] || continue
+    if "scripts/test_$preset.sh"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  done
+fi
+
+for name in "${skipped[@]-}"; do [ -z "$name" ] || echo "skipped: $name"; done
+echo "$passed passed, $failed failed, ${#skipped[@]} skipped"
+[ "$failed" = 0 ]
