@@ -3,7 +3,9 @@
 
 For every model NAME of MODELS, beside this script:
   NAME.json  config, tokens, targets, losses, and for every parameter its shape, its place in
-             NAME.bin, and PyTorch's own relative error in f32 and bf16 against f64
+             NAME.bin, and PyTorch's own relative error against f64: in f32 of this draw of weights
+             and tokens, in bf16 the root mean square over DRAWS of them, because the error of one
+             loss is a sum of a few roundings that may cancel by luck
   NAME.bin   little-endian: all weights as f32, then all gradients as f64
 Weights are exact in bf16, so that all precisions start from the same numbers.
 Usage: generate.py   (needs PyTorch, see scripts/install_torch.sh)
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 
 HERE = pathlib.Path(__file__).resolve().parent
 BATCH, MICRO_BATCHES = 2, 2
+DRAWS = 24
 EPS = struct.unpack("f", struct.pack("f", 1e-5))[0]  # ours is an f32 as well
 
 GPT2 = dict(family="gpt2", layers=2, hidden=24, heads=3, kv_heads=3, head_dim=8, ffn=56,
@@ -149,45 +152,56 @@ def error(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
+def draw(c, seed):
+    g = torch.Generator().manual_seed(seed)
+    weights = {}
+    for parameter, shape in parameter_shapes(c).items():
+        values = torch.randn(shape, generator=g, dtype=torch.float64)
+        if parameter.endswith("norm.weight"):
+            values = 1 + 0.2 * values
+        elif len(shape) == 1:
+            values = 0.1 * values
+        else:
+            values = values * (1.0 if "embed" in parameter else shape[1] ** -0.5)
+        weights[parameter] = values.to(torch.bfloat16).double()
+    size = [MICRO_BATCHES, BATCH, c["context"]]
+    tokens = torch.randint(c["vocab"], size, generator=g)
+    targets = torch.randint(c["vocab"], size, generator=g)
+    targets[0, 1, :3] = -1  # not counted
+    return weights, tokens, targets
+
+
+def errors(other, truth):
+    """Relative errors of two results of run(): of the losses, and of each gradient."""
+    losses = (torch.tensor(r[0], dtype=torch.float64) for r in (other, truth))
+    return {"losses": error(*losses)} | {n: error(other[1][n], truth[1][n]) for n in truth[1]}
+
+
 def main():
     torch.set_num_threads(1)
     for name, c in MODELS.items():
-        g = torch.Generator().manual_seed(1)
-        weights = {}
-        for parameter, shape in parameter_shapes(c).items():
-            draw = torch.randn(shape, generator=g, dtype=torch.float64)
-            if parameter.endswith("norm.weight"):
-                draw = 1 + 0.2 * draw
-            elif len(shape) == 1:
-                draw = 0.1 * draw
-            else:
-                draw = draw * (1.0 if "embed" in parameter else shape[1] ** -0.5)
-            weights[parameter] = draw.to(torch.bfloat16).double()
-        size = [MICRO_BATCHES, BATCH, c["context"]]
-        tokens = torch.randint(c["vocab"], size, generator=g)
-        targets = torch.randint(c["vocab"], size, generator=g)
-        targets[0, 1, :3] = -1  # not counted
+        weights, tokens, targets = draw(c, 1)
         truth = run(c, weights, tokens, targets, torch.float64)
-        single = run(c, weights, tokens, targets, torch.float32)
-        half = run(c, weights, tokens, targets, torch.bfloat16)
-
-        def loss_error(other):
-            return error(*(torch.tensor(r[0], dtype=torch.float64) for r in (other, truth)))
+        single = errors(run(c, weights, tokens, targets, torch.float32), truth)
+        half = []
+        for seed in range(1, DRAWS + 1):
+            inputs = draw(c, seed)
+            half.append(errors(run(c, *inputs, torch.bfloat16), run(c, *inputs, torch.float64)))
+        half = {n: math.sqrt(sum(e[n] ** 2 for e in half) / DRAWS) for n in half[0]}
 
         parameters, offset = [], 0
         for parameter, w in weights.items():
-            parameters.append(dict(
-                name=parameter, shape=list(w.shape), begin=offset,
-                f32_error=error(single[1][parameter], truth[1][parameter]),
-                bf16_error=error(half[1][parameter], truth[1][parameter])))
+            parameters.append(dict(name=parameter, shape=list(w.shape), begin=offset,
+                                   f32_error=single[parameter], bf16_error=half[parameter]))
             offset += w.numel()
         blob = b"".join(w.float().numpy().tobytes() for w in weights.values())
         blob += b"".join(truth[1][n].numpy().tobytes() for n in weights)
         (HERE / f"{name}.bin").write_bytes(blob)
         golden = dict(model=dict(c, norm_eps=EPS), batch=BATCH, micro_batches=MICRO_BATCHES,
-                      elements=offset, losses=truth[0], f32_loss_error=loss_error(single),
-                      bf16_loss_error=loss_error(half), tokens=tokens.flatten().tolist(),
-                      targets=targets.flatten().tolist(), parameters=parameters)
+                      draws=DRAWS, elements=offset, losses=truth[0],
+                      f32_loss_error=single["losses"], bf16_loss_error=half["losses"],
+                      tokens=tokens.flatten().tolist(), targets=targets.flatten().tolist(),
+                      parameters=parameters)
         (HERE / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
         print(f"{name}: {offset} parameters, losses {truth[0]}, "
               f"bf16 gradient error {max(p['bf16_error'] for p in parameters):.3g}")

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,14 @@ namespace spillway::golden {
 struct Golden {
   ModelConfig model;
   int32_t batch = 0, micro_batches = 0;
-  std::vector<int32_t> tokens, targets;            // [micro_batches, batch, context]
-  std::vector<double> losses;                      // of each micro-batch, f64
-  double f32_loss_error = 0, bf16_loss_error = 0;  // PyTorch's own, relative to f64
+  int32_t draws = 0;  // of weights and tokens that PyTorch's bf16 errors are over
+  std::vector<int32_t> tokens, targets;  // [micro_batches, batch, context]
+  std::vector<double> losses;            // of each micro-batch, f64
+  // PyTorch's own, relative to f64: of this draw in f32, root mean square of all draws in bf16.
+  double f32_loss_error = 0, bf16_loss_error = 0;
   struct Parameter {
     std::string name;
+    std::vector<int64_t> shape;
     std::vector<double> weight, gradient;
     double f32_error = 0, bf16_error = 0;  // PyTorch's own, of the gradient
   };
@@ -67,6 +71,7 @@ inline Golden load_golden(const std::string& name) {
   }
   g.batch = j.at("batch");
   g.micro_batches = j.at("micro_batches");
+  g.draws = j.at("draws");
   g.tokens = j.at("tokens").get<std::vector<int32_t>>();
   g.targets = j.at("targets").get<std::vector<int32_t>>();
   g.losses = j.at("losses").get<std::vector<double>>();
@@ -80,8 +85,9 @@ inline Golden load_golden(const std::string& name) {
     parameter.name = p.at("name");
     parameter.f32_error = p.at("f32_error");
     parameter.bf16_error = p.at("bf16_error");
+    parameter.shape = p.at("shape").get<std::vector<int64_t>>();
     size_t count = 1;
-    for (size_t d : p.at("shape")) count *= d;
+    for (int64_t d : parameter.shape) count *= d;
     std::vector<float> weight(count);
     parameter.gradient.resize(count);
     const size_t begin = p.at("begin");
@@ -125,16 +131,16 @@ inline void load_parameter(Interpreter& run, const Param& param,
   }
 }
 
-struct Errors {
-  double loss = 0;
-  double norm = 0;                // of the global gradient norm
-  std::vector<double> gradients;  // by parameter of the golden
-  double padding = 0;             // largest gradient of a padded element: must be 0
+struct Result {
+  std::vector<double> losses;
+  double norm = 0;                             // of all gradients
+  std::vector<std::vector<double>> gradients;  // by parameter of the golden, live elements
+  double padding = 0;                          // largest gradient of a padded element: must be 0
 };
 
 // One training step with learning rate 0 on one rank.
-inline Errors compare(const Golden& golden, Precision precision, Interpreter::KernelTable table,
-                      bool all_f64, int threads = 1) {
+inline Result run_golden(const Golden& golden, Precision precision, Interpreter::KernelTable table,
+                         bool all_f64, int threads = 1) {
   GraphShape shape;
   shape.batch = golden.batch;
   shape.tokens = golden.model.context;
@@ -162,19 +168,63 @@ inline Errors compare(const Golden& golden, Precision precision, Interpreter::Ke
     load_batch(run[0], golden.tokens.data() + micro * rows, golden.targets.data() + micro * rows,
                rows);
   });
-  Errors errors;
-  errors.loss = relative_error(run[0].get("losses"), golden.losses);
-  double squares = 0;
+  Result result;
+  result.losses = run[0].get("losses");
+  result.norm = run[0].data<StepScalars>("scalars")->norm;
   for (const Golden::Parameter& p : golden.parameters) {
     std::vector<double> gradient = run[0].get(p.name + ".grad");
-    for (size_t i = p.gradient.size(); i < gradient.size(); ++i)
-      errors.padding = std::max(errors.padding, std::abs(gradient[i]));
-    gradient.resize(p.gradient.size());
-    errors.gradients.push_back(relative_error(gradient, p.gradient));
+    for (size_t i = p.weight.size(); i < gradient.size(); ++i)
+      result.padding = std::max(result.padding, std::abs(gradient[i]));
+    gradient.resize(p.weight.size());
+    result.gradients.push_back(std::move(gradient));
+  }
+  return result;
+}
+
+struct Errors {  // relative
+  double loss = 0, norm = 0;
+  std::vector<double> gradients;  // by parameter
+  double padding = 0;
+};
+
+inline Errors compare(const Golden& golden, const Result& result) {
+  Errors errors;
+  errors.loss = relative_error(result.losses, golden.losses);
+  double squares = 0;
+  for (size_t i = 0; i < golden.parameters.size(); ++i) {
+    const Golden::Parameter& p = golden.parameters[i];
+    errors.gradients.push_back(relative_error(result.gradients[i], p.gradient));
     for (double x : p.gradient) squares += x * x;
   }
-  errors.norm = std::abs(run[0].data<StepScalars>("scalars")->norm / std::sqrt(squares) - 1);
+  errors.norm = std::abs(result.norm / std::sqrt(squares) - 1);
+  errors.padding = result.padding;
   return errors;
+}
+
+// Another draw of weights and tokens from the distributions of generate.py, with losses and
+// gradients of the reference kernels `truth`.
+inline Golden redraw(Golden golden, uint64_t seed, Interpreter::KernelTable truth) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  for (Golden::Parameter& p : golden.parameters) {
+    const bool norm = p.name.ends_with("norm.weight"),
+               embedding = p.name.find("embed") != std::string::npos;
+    const double columns = static_cast<double>(p.shape.back());
+    const double scale = norm                  ? 0.2
+                         : p.shape.size() == 1 ? 0.1
+                         : embedding           ? 1.0
+                                               : 1 / std::sqrt(columns);
+    for (double& w : p.weight)
+      w = bf16_to_float(float_to_bf16(static_cast<float>((norm ? 1 : 0) + scale * normal(random))));
+  }
+  for (int32_t& t : golden.tokens) t = static_cast<int32_t>(random() % golden.model.vocab);
+  for (int32_t& t : golden.targets)
+    if (t >= 0) t = static_cast<int32_t>(random() % golden.model.vocab);
+  Result result = run_golden(golden, Precision::f32, truth, true);
+  golden.losses = std::move(result.losses);
+  for (size_t i = 0; i < golden.parameters.size(); ++i)
+    golden.parameters[i].gradient = std::move(result.gradients[i]);
+  return golden;
 }
 
 }  // namespace spillway::golden
