@@ -1,6 +1,4 @@
 // `train`: parses the command line and hands over. Exit codes: base/error.h.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
@@ -12,6 +10,7 @@
 #include "runtime/cpu/mpi_communicator.h"
 #include "train/plan_command.h"
 #include "train/sample.h"
+#include "train/together.h"
 #include "train/trainer.h"
 #include "train/version.h"
 
@@ -34,10 +33,15 @@ void add_config_options(CLI::App* app, CommandLine& c, bool required) {
       ->allow_extra_args(false);
 }
 
-// Prints an error once: on the rank that has it if it is alone with it, on rank 0 if all have it.
-int report(const Error& e, Communicator* communicator, bool collective) {
-  if (!collective || communicator == nullptr || communicator->rank() == 0)
+// Prints an error once: what all ranks throw alike is rank 0's to tell.
+int report(const Error& e, const Communicator& communicator, bool shared) {
+  if (communicator.size() == 1)
     std::fprintf(stderr, "train: %s\n", e.what());
+  else if (!shared)
+    std::fprintf(stderr, "train: rank %d: %s\n", communicator.rank(), e.what());
+  else if (communicator.rank() == 0)
+    std::fprintf(stderr, "train: %s\n", e.what());
+  std::fflush(stderr);
   return static_cast<int>(e.code());
 }
 
@@ -45,33 +49,21 @@ int run_training(const CommandLine& c) {
   std::unique_ptr<Communicator> communicator = make_communicator();
   // The config is read by rank 0 and told to the others, so that a file that only one host lacks,
   // and every error in it, is one error.
-  std::string failure, text;
-  if (communicator->rank() == 0) {
-    try {
-      text = to_json_text(load_config(c.config, c.set));
-    } catch (const Error& e) {
-      failure = e.what();
-    }
-  }
-  failure = communicator->broadcast_text(failure, 0);
-  if (!failure.empty())
-    return report(Error(ExitCode::bad_input, failure), communicator.get(), true);
-  text = communicator->broadcast_text(text, 0);
+  int code = 0;
   try {
+    std::string text;
+    on_rank_0(*communicator, [&] { text = to_json_text(load_config(c.config, c.set)); });
+    text = communicator->broadcast_text(text, 0);
     return static_cast<int>(train(parse_config(text, c.config, {}), c.train, *communicator));
+  } catch (const SharedError& e) {
+    code = report(e, *communicator, true);
   } catch (const Error& e) {
-    const bool everywhere = e.code() == ExitCode::bad_input || e.code() == ExitCode::does_not_fit;
-    const int code = report(e, communicator.get(), everywhere);
+    code = report(e, *communicator, false);
+    communicator->abort();  // peers may be in the middle of a collective: do not wait for them
     std::fflush(nullptr);
-    // Peers may be in the middle of a collective: end without waiting for them, but let rank 0's
-    // message out before the launcher takes everyone down.
-    if (communicator->size() > 1) {
-      communicator->abort();
-      if (everywhere) usleep(communicator->rank() == 0 ? 0 : 300000);
-      std::_Exit(code);
-    }
-    return code;
+    std::_Exit(code);
   }
+  return code;
 }
 
 int run(int argc, char** argv) {

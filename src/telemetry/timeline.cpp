@@ -1,6 +1,7 @@
 #include "telemetry/timeline.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 namespace spillway {
@@ -54,12 +55,13 @@ LaneRecorder::LaneRecorder(const Program& program)
 void LaneRecorder::sink(void* context, Lane lane, const Instr* instr, const LaneTimes& times) {
   LaneRecorder& self = *static_cast<LaneRecorder*>(context);
   add(self.busy_[static_cast<int>(lane)], times.end - times.begin);
-  if (lane == Lane::compute && !self.program_.instrs.empty()) {
-    const auto index = instr - self.program_.instrs.data();
-    if (index >= 0 && index < static_cast<int64_t>(self.waits_for_copy_.size()) &&
-        self.waits_for_copy_[index])
-      add(self.exposed_, times.waited);
-  }
+  // Instructions of other programs lie outside this one's array.
+  const std::less<const Instr*> before;
+  const Instr* first = self.program_.instrs.data();
+  if (lane == Lane::compute && instr != nullptr && !before(instr, first) &&
+      before(instr, first + self.program_.instrs.size()) &&
+      self.waits_for_copy_[static_cast<size_t>(instr - first)] != 0)
+    add(self.exposed_, times.waited);
   const size_t slot = self.raw_count_.load(std::memory_order_relaxed) < self.raw_.size()
                           ? self.raw_count_.fetch_add(1, std::memory_order_relaxed)
                           : self.raw_.size();

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/table.h"
+#include "train/together.h"
 #include "verify/verify.h"
 
 namespace spillway {
@@ -15,45 +16,19 @@ Session::Session(const Workload& workload, Communicator& communicator,
     : workload_(workload) {
   // The plan is made once; every rank lowers the same placement for itself.
   const PlanInput& input = workload.input;
-  std::string failure;
-  if (communicator.rank() == 0) {
-    try {
-      if (options.plan_file.empty()) {
-        report_ = make_plan(input);
-        if (report_.fits)
-          plan_json_ = placement_to_json(report_.plan, workload.numerics, input.profile.name);
-        else
-          failure = "3" + shortfall_message(report_, input.budgets);
-      } else {
-        constexpr int64_t kLargestPlan = int64_t{64} << 20;
-        plan_json_ = read_text(posix_file_system(), options.plan_file, kLargestPlan);
-      }
-    } catch (const Error& e) {
-      failure = std::to_string(static_cast<int>(e.code())) + e.what();
+  on_rank_0(communicator, [&] {
+    constexpr int64_t kLargestPlan = int64_t{64} << 20;
+    if (!options.plan_file.empty()) {
+      plan_json_ = read_text(posix_file_system(), options.plan_file, kLargestPlan);
+      return;
     }
-  }
-  failure = communicator.broadcast_text(failure, 0);
-  if (!failure.empty()) throw Error(static_cast<ExitCode>(failure[0] - '0'), failure.substr(1));
+    report_ = make_plan(input);
+    if (!report_.fits)
+      throw Error(ExitCode::does_not_fit, shortfall_message(report_, input.budgets));
+    plan_json_ = placement_to_json(report_.plan, workload.numerics, input.profile.name);
+  });
   plan_json_ = communicator.broadcast_text(plan_json_, 0);
-  if (communicator.rank() != 0 || !options.plan_file.empty()) {
-    int delay = 1;
-    const Placement placement =
-        placement_from_json(plan_json_, options.plan_file.empty() ? "plan" : options.plan_file,
-                            workload.train[0], workload.numerics, &delay);
-    report_.plan = evaluate_placement(input, placement, delay);
-    report_.fits = report_.plan.device.peak <= input.budgets.device &&
-                   report_.plan.host.peak <= input.budgets.host;
-    if (!report_.fits) {
-      const bool device = report_.plan.device.peak > input.budgets.device;
-      fail(ExitCode::does_not_fit,
-           "{}: the plan needs {} of {} memory, {} are there; raise memory.{} or plan again",
-           options.plan_file,
-           format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak),
-           device ? "device" : "host",
-           format_bytes(device ? input.budgets.device : input.budgets.host),
-           device ? "device" : "host");
-    }
-  }
+  together(communicator, [&] { adopt_plan(communicator.rank(), options.plan_file); });
   Plan& plan = report_.plan;
   for (const int64_t bytes : plan.layout.tier_bytes)
     if (communicator.min(bytes) != communicator.max(bytes))
@@ -80,6 +55,25 @@ Session::Session(const Workload& workload, Communicator& communicator,
                                          Executor::Options{options.poison});
   recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
   device_->record_times(LaneRecorder::sink, recorder_.get());
+}
+
+// Every rank lowers the one placement for itself; rank 0 has done so if it made it.
+void Session::adopt_plan(int rank, const std::string& plan_file) {
+  const PlanInput& input = workload_.input;
+  if (rank == 0 && plan_file.empty()) return;
+  int delay = 1;
+  const Placement placement =
+      placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file, workload_.train[0],
+                          workload_.numerics, &delay);
+  report_.plan = evaluate_placement(input, placement, delay);
+  report_.fits = report_.plan.device.peak <= input.budgets.device &&
+                 report_.plan.host.peak <= input.budgets.host;
+  if (report_.fits) return;
+  const bool device = report_.plan.device.peak > input.budgets.device;
+  const char* tier = device ? "device" : "host";
+  fail(ExitCode::does_not_fit, "{}: the plan needs {} of {} memory, {} are there; raise memory.{}",
+       plan_file, format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak), tier,
+       format_bytes(device ? input.budgets.device : input.budgets.host), tier);
 }
 
 std::span<std::byte> Session::staging() {

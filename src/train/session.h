@@ -41,6 +41,8 @@ class Session {
   std::span<std::byte> staging();
 
  private:
+  void adopt_plan(int rank, const std::string& plan_file);
+
   const Workload& workload_;
   PlanReport report_;
   std::string plan_json_;

@@ -20,6 +20,7 @@
 #include "train/learning_rate.h"
 #include "train/session.h"
 #include "train/state.h"
+#include "train/together.h"
 
 namespace spillway {
 namespace {
@@ -33,20 +34,6 @@ void write_text(const std::string& path, const std::string& text) {
   out << text << '\n';
   out.close();
   if (!out) bad_input("{}: cannot be written: {}", path, strerror(errno));
-}
-
-// Runs `body` on rank 0; an Error there is thrown on every rank.
-void on_rank_0(Communicator& communicator, const std::function<void()>& body) {
-  std::string failure;
-  if (communicator.rank() == 0) {
-    try {
-      body();
-    } catch (const Error& e) {
-      failure = std::to_string(static_cast<int>(e.code())) + e.what();
-    }
-  }
-  failure = communicator.broadcast_text(failure, 0);
-  if (!failure.empty()) throw Error(static_cast<ExitCode>(failure[0] - '0'), failure.substr(1));
 }
 
 class Trainer {
@@ -389,7 +376,6 @@ std::map<std::string, std::string> numerics_fingerprint() {
 }
 
 ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator) {
-  check_backend(config);
   Trainer trainer(config, options, communicator);
   return trainer.run();
 }
