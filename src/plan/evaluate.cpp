@@ -26,6 +26,8 @@ TierUse use_of(const ProgramSet& set, const ArenaLayout& layout, Tier tier) {
 Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay) {
   Plan plan;
   plan.placement = placement;
+  for (const PlaceUnit& unit : place_units(*input.train[reduce_delay]))
+    plan.placement.where.try_emplace(unit.key, Where::device);
   plan.reduce_delay = reduce_delay;
   std::vector<const Schedule*> schedules = {input.train[reduce_delay]};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
