@@ -21,7 +21,8 @@ bool copies(Lane lane) { return lane == Lane::h2d || lane == Lane::d2h; }
 }  // namespace
 
 std::string chrome_trace(const std::vector<TraceEvent>& planned,
-                         const std::vector<TraceEvent>& measured) {
+                         const std::vector<TraceEvent>& measured,
+                         const std::vector<TraceCounter>& memory) {
   nlohmann::ordered_json events = nlohmann::ordered_json::array();
   for (int process = 0; process < 2; ++process) {
     events.push_back({{"ph", "M"},
@@ -42,6 +43,9 @@ std::string chrome_trace(const std::vector<TraceEvent>& planned,
                         {"ts", e.begin * 1e6},
                         {"dur", (e.end - e.begin) * 1e6}});
   }
+  for (const TraceCounter& c : memory)
+    events.push_back(
+        {{"ph", "C"}, {"pid", 0}, {"name", c.name}, {"ts", c.seconds * 1e6}, {"args", c.values}});
   return nlohmann::ordered_json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump();
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,18 @@ struct TraceEvent {
   double begin = 0, end = 0;  // seconds from the step's start
 };
 
-// Chrome trace JSON: process 0 is what was planned, process 1 what was measured.
+// Bytes in use by class at one moment of the planned step.
+struct TraceCounter {
+  std::string name;  // "device memory"
+  double seconds = 0;
+  std::map<std::string, int64_t> values;
+};
+
+// Chrome trace JSON: process 0 is what was planned (with memory as counters), process 1 what was
+// measured.
 std::string chrome_trace(const std::vector<TraceEvent>& planned,
-                         const std::vector<TraceEvent>& measured);
+                         const std::vector<TraceEvent>& measured,
+                         const std::vector<TraceCounter>& memory);
 
 // Give `sink` and `this` to Device::record_times. Nothing is allocated while lanes run.
 class LaneRecorder {

@@ -22,13 +22,19 @@ Session::Session(const Workload& workload, Communicator& communicator,
       plan_json_ = read_text(posix_file_system(), options.plan_file, kLargestPlan);
       return;
     }
+    if (!options.plan_text.empty()) {
+      plan_json_ = options.plan_text;
+      return;
+    }
     report_ = make_plan(input);
     if (!report_.fits)
       throw Error(ExitCode::does_not_fit, shortfall_message(report_, input.budgets));
     plan_json_ = placement_to_json(report_.plan, workload.numerics, input.profile.name);
   });
   plan_json_ = communicator.broadcast_text(plan_json_, 0);
-  together(communicator, [&] { adopt_plan(communicator.rank(), options.plan_file); });
+  const bool made_here =
+      communicator.rank() == 0 && options.plan_file.empty() && options.plan_text.empty();
+  together(communicator, [&] { adopt_plan(made_here, options.plan_file); });
   Plan& plan = report_.plan;
   for (const int64_t bytes : plan.layout.tier_bytes)
     if (communicator.min(bytes) != communicator.max(bytes))
@@ -58,9 +64,9 @@ Session::Session(const Workload& workload, Communicator& communicator,
 }
 
 // Every rank lowers the one placement for itself; rank 0 has done so if it made it.
-void Session::adopt_plan(int rank, const std::string& plan_file) {
+void Session::adopt_plan(bool made_here, const std::string& plan_file) {
   const PlanInput& input = workload_.input;
-  if (rank == 0 && plan_file.empty()) return;
+  if (made_here) return;
   int delay = 1;
   const Placement placement =
       placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file, workload_.train[0],
@@ -72,7 +78,8 @@ void Session::adopt_plan(int rank, const std::string& plan_file) {
   const bool device = report_.plan.device.peak > input.budgets.device;
   const char* tier = device ? "device" : "host";
   fail(ExitCode::does_not_fit, "{}: the plan needs {} of {} memory, {} are there; raise memory.{}",
-       plan_file, format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak), tier,
+       plan_file.empty() ? "plan" : plan_file,
+       format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak), tier,
        format_bytes(device ? input.budgets.device : input.budgets.host), tier);
 }
 

@@ -16,6 +16,7 @@ struct SessionOptions {
   bool poison = false;
   uint64_t chaos_seed = 0;
   int chaos_us = 0;
+  std::string plan_text;  // what a plan file would hold; used if there is no plan_file
 };
 
 class Session {
@@ -41,7 +42,7 @@ class Session {
   std::span<std::byte> staging();
 
  private:
-  void adopt_plan(int rank, const std::string& plan_file);
+  void adopt_plan(bool made_here, const std::string& plan_file);
 
   const Workload& workload_;
   PlanReport report_;

@@ -13,6 +13,7 @@
 #include "checkpoint/writer.h"
 #include "data/prefetch.h"
 #include "kernels/cpu/isa.h"
+#include "plan/memory_curve.h"
 #include "runtime/launch.h"
 #include "runtime/watchdog.h"
 #include "telemetry/console.h"
@@ -292,8 +293,15 @@ class Trainer {
     std::vector<TraceEvent> planned;
     for (const SimulatedInstr& i : simulation.timeline)
       planned.push_back({set.programs[0].instrs[i.instr].name, i.lane, i.begin, i.end});
+    std::vector<TraceCounter> memory;
+    constexpr size_t kSamples = 2000;
+    const ArenaLayout& layout = session_->report().plan.layout;
+    for (const auto& [tier, name] :
+         {std::pair{Tier::device, "device memory"}, std::pair{Tier::host, "host memory"}})
+      for (const MemorySample& m : memory_curve(set, layout, 0, simulation, tier, kSamples))
+        memory.push_back({name, m.seconds, m.by_class});
     write_text(workload_->config.output + "/timeline.json",
-               chrome_trace(planned, session_->recorder().captured()));
+               chrome_trace(planned, session_->recorder().captured(), memory));
   }
 
   bool agreed_stop() { return communicator_.max(watchdog_.stop_requested() ? 1 : 0) != 0; }
