@@ -1,6 +1,7 @@
 #include "graph/ops/layernorm.h"
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/reference/operands.h"
 #include "kernels/reference/table.h"
@@ -17,17 +18,23 @@ void layernorm(const KernelArgs& args) {
   double* resid = residual ? f64(args.out[0]) : nullptr;
   double* y = f64(args.out[residual ? 1 : 0]);
   double* stats = f64(args.out[residual ? 2 : 1]);
+  std::vector<double> row(h);
   for (int64_t r = 0; r < rows; ++r) {
-    if (residual)
-      for (int64_t i = r * h; i < (r + 1) * h; ++i) resid[i] = x[i] + delta[i];
-    const double* row = (residual ? resid : x) + r * h;
     double mean = 0, variance = 0;
-    for (int64_t i = 0; i < h; ++i) mean += row[i] / h;
-    for (int64_t i = 0; i < h; ++i) variance += (row[i] - mean) * (row[i] - mean) / h;
+    for (int64_t i = 0; i < h; ++i) {
+      row[i] = x[r * h + i] + (residual ? delta[r * h + i] : 0);
+      mean += row[i] / h;
+    }
+    for (double v : row) variance += (v - mean) * (v - mean) / h;
     const double rstd = 1 / std::sqrt(variance + args.attrs->eps);
-    stats[2 * r] = mean;
-    stats[2 * r + 1] = rstd;
-    for (int64_t i = 0; i < h; ++i) y[r * h + i] = (row[i] - mean) * rstd * w[i] + b[i];
+    if (stats) {
+      stats[2 * r] = mean;
+      stats[2 * r + 1] = rstd;
+    }
+    for (int64_t i = 0; i < h; ++i) {
+      if (resid) resid[r * h + i] = row[i];
+      if (y) y[r * h + i] = (row[i] - mean) * rstd * w[i] + b[i];
+    }
   }
 }
 

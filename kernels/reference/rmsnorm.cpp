@@ -1,6 +1,7 @@
 #include "graph/ops/rmsnorm.h"
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/reference/operands.h"
 #include "kernels/reference/table.h"
@@ -15,15 +16,20 @@ void rmsnorm(const KernelArgs& args) {
   const double* w = f64(args.in[residual ? 2 : 1]);
   double* resid = residual ? f64(args.out[0]) : nullptr;
   double* y = f64(args.out[residual ? 1 : 0]);
-  double* rstd = f64(args.out[residual ? 2 : 1]);
+  double* stats = f64(args.out[residual ? 2 : 1]);
+  std::vector<double> row(h);
   for (int64_t r = 0; r < rows; ++r) {
-    if (residual)
-      for (int64_t i = r * h; i < (r + 1) * h; ++i) resid[i] = x[i] + delta[i];
-    const double* row = (residual ? resid : x) + r * h;
     double squares = 0;
-    for (int64_t i = 0; i < h; ++i) squares += row[i] * row[i];
-    rstd[r] = 1 / std::sqrt(squares / h + args.attrs->eps);
-    for (int64_t i = 0; i < h; ++i) y[r * h + i] = row[i] * rstd[r] * w[i];
+    for (int64_t i = 0; i < h; ++i) {
+      row[i] = x[r * h + i] + (residual ? delta[r * h + i] : 0);
+      squares += row[i] * row[i];
+    }
+    const double rstd = 1 / std::sqrt(squares / h + args.attrs->eps);
+    if (stats) stats[r] = rstd;
+    for (int64_t i = 0; i < h; ++i) {
+      if (resid) resid[r * h + i] = row[i];
+      if (y) y[r * h + i] = row[i] * rstd * w[i];
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 //   out  (resid[T,h] if attrs.residual), y[T,h], stats f32[T,2] (mean, rstd)
 //   resid = x + delta is rounded to its dtype first and y computed from the rounded sum, so that a
 //   recompute from resid alone gives the same bits. resid may take over the bytes of x or delta.
+//   An output without data is not wanted (in a recompute) and not written.
 //
 // layernorm_grad:
 //   in   resid[T,h], stats f32[T,2], w f32[h], dy[T,h], (dresid[T,h] if attrs.residual)

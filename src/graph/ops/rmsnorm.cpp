@@ -65,7 +65,7 @@ OpCase gradient_case(Dtype t, int64_t rows, int64_t h, bool residual) {
 std::vector<OpCase> all_cases(OpCase (*make)(Dtype, int64_t, int64_t, bool)) {
   std::vector<OpCase> all;
   for (bool residual : {false, true})
-    for (const Dims& d : {Dims(1, 1), Dims(3, 5), Dims(7, 17), Dims(2, 33), Dims(65, 129),
+    for (const Dims& d : {Dims(1, 2), Dims(3, 5), Dims(7, 17), Dims(2, 33), Dims(65, 129),
                           Dims(128, 192), Dims(300, 64)})
       add_both(all, [=](Dtype t) { return make(t, d[0], d[1], residual); });
   return all;
