@@ -55,10 +55,11 @@ class Trainer {
     if (!cores.note.empty()) console_.line(cores.note);
     open_data();
     check_resume();
-    prepare_output();
+    refuse_used_output();
     session_ = std::make_unique<Session>(
         *workload_, communicator,
         SessionOptions{options.plan_file, options.poison, options.chaos_seed, options.chaos_us});
+    prepare_output();
     watchdog_.watch(&session_->device());
     announce();
     if (resume_)
@@ -165,19 +166,27 @@ class Trainer {
     hashes_.resize(static_cast<size_t>(c.train.batch));
   }
 
+  void refuse_used_output() {
+    const std::string& output = workload_->config.output;
+    on_rank_0(communicator_, [&] {
+      if (!options_.resume.empty()) return;
+      std::error_code error;
+      if (std::filesystem::exists(output + "/metrics.jsonl", error) ||
+          !list_checkpoints(files_, output).empty())
+        bad_input("{}: output folder holds a run already; use --resume latest, or another output",
+                  output);
+    });
+  }
+
+  // Only once the run is known to fit: a run that never began leaves nothing behind.
   void prepare_output() {
     const std::string& output = workload_->config.output;
     on_rank_0(communicator_, [&] {
-      namespace fs = std::filesystem;
       std::error_code error;
-      const bool used =
-          fs::exists(output + "/metrics.jsonl", error) || !list_checkpoints(files_, output).empty();
-      if (used && options_.resume.empty())
-        bad_input("{}: output folder holds a run already; use --resume latest, or another output",
-                  output);
-      fs::create_directories(output, error);
+      std::filesystem::create_directories(output, error);
       if (error) bad_input("output: {} cannot be made: {}", output, error.message());
       write_text(output + "/config.json", to_json_text(workload_->config));
+      write_text(output + "/plan.json", session_->plan_json());
       metrics_ = std::make_unique<MetricsFile>(output + "/metrics.jsonl");
     });
   }
@@ -185,9 +194,6 @@ class Trainer {
   void announce() {
     const Plan& plan = session_->report().plan;
     const Workload& w = *workload_;
-    if (communicator_.rank() == 0) {
-      write_text(w.config.output + "/plan.json", session_->plan_json());
-    }
     console_.line(fmt::format(
         "{} parameters, {} rank{} × {} thread{}, {} tokens a step, {} training sequences, backend "
         "cpu ({})",
