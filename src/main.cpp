@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "checkpoint/store.h"
 #include "runtime/cpu/mpi_communicator.h"
+#include "train/bench.h"
 #include "train/plan_command.h"
 #include "train/sample.h"
 #include "train/together.h"
@@ -23,6 +24,7 @@ struct CommandLine {
   TrainOptions train;
   PlanOptions plan;
   SampleOptions sample;
+  BenchOptions bench;
   std::string inspect_path;
 };
 
@@ -100,6 +102,11 @@ int run(int argc, char** argv) {
   auto* inspect = app.add_subcommand("inspect", "List a checkpoint's tensors and hashes");
   inspect->add_option("checkpoint", c.inspect_path, "A checkpoint's folder")->required();
 
+  auto* bench = app.add_subcommand("bench", "Measure this machine and this build");
+  bench->add_option("what", c.bench.what, "gemm, step or overlap")->required();
+  add_config_options(bench, c, false);
+  bench->add_option("--repeat", c.bench.repeat, "Measured repetitions")->check(CLI::PositiveNumber);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -113,6 +120,11 @@ int run(int argc, char** argv) {
   if (*inspect) {
     std::fputs(inspect_checkpoint(posix_file_system(), c.inspect_path).c_str(), stdout);
     return 0;
+  }
+  if (*bench) {
+    c.bench.config = c.config;
+    c.bench.set = c.set;
+    return static_cast<int>(bench_command(c.bench));
   }
   if (c.config.empty()) bad_input("command line: --config is required (train --help)");
   return run_training(c);

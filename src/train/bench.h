@@ -1,0 +1,27 @@
+// `train bench`: figures for the README, taken as ratios within one run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace spillway {
+
+struct BenchOptions {
+  std::string what;    // "gemm", "step" or "overlap"
+  std::string config;  // step and overlap; default configs/runs/gpt2-124m-bench.json
+  std::vector<std::string> set;
+  int64_t repeat = 5;
+};
+
+// gemm:    GFLOP/s of packed matrix products on three large shapes, ours beside oneDNN's.
+// step:    median step time of a config, GFLOP/s, and the share of the best GEMM of the same run.
+// overlap: the link paced so that a step's copies take 60 % of the all-resident step, activations
+//          and moments streaming both ways: step time against all-resident, interleaved, and the
+//          share of copy seconds that ran under compute.
+// Throws Error(bad_input) for another word.
+ExitCode bench_command(const BenchOptions& options);
+
+}  // namespace spillway
