@@ -189,12 +189,12 @@ TEST(CpuDevice, CopiesAreNeverFasterThanTheLink) {
   options.link = 1e8;
   CpuDevice device(toy, nullptr, options);
   const int64_t bytes = 1 << 20;
-  char* d = static_cast<char*>(device.reserve(Tier::device, bytes));
-  char* h = static_cast<char*>(device.reserve(Tier::host, bytes));
+  char* d = static_cast<char*>(device.reserve(Tier::device, 2 * bytes));
+  char* h = static_cast<char*>(device.reserve(Tier::host, 2 * bytes));
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 10; ++i) {
     device.copy(Lane::h2d, d, h, bytes, nullptr);
-    device.copy(Lane::d2h, h, d, bytes, nullptr);
+    device.copy(Lane::d2h, h + bytes, d + bytes, bytes, nullptr);
   }
   device.synchronise_all();
   const double took =

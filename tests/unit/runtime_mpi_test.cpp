@@ -1,10 +1,12 @@
 // The MPI communicator: each test starts itself again as several ranks under mpirun.
 // links: spillway_runtime_cpu
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
@@ -12,23 +14,30 @@
 #include <vector>
 
 #include "base/error.h"
+#include "runtime/cpu/cpu_device.h"
 #include "runtime/cpu/mpi_communicator.h"
+#include "runtime/watchdog.h"
 
 namespace spillway {
 namespace {
 
 bool is_rank() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
 
-// Exit status of this test under `ranks` ranks.
-int run_ranks(int ranks) {
+// Exit status of this test under `ranks` ranks; their standard error goes to `said` if given.
+int run_ranks(int ranks, std::string* said = nullptr, const std::string& environment = "") {
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string command =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -q --oversubscribe "
+      environment +
+      " OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -q --oversubscribe "
       "--bind-to none -np " +
       std::to_string(ranks) + " '" + self + "' --gtest_filter=" + info->test_suite_name() + "." +
-      info->name() + " >/dev/null";
-  const int status = std::system(command.c_str());
+      info->name() + (said ? " 2>&1 >/dev/null" : " >/dev/null");
+  FILE* pipe = popen(command.c_str(), "r");
+  char part[4096];
+  while (size_t n = fread(part, 1, sizeof part, pipe))
+    if (said) said->append(part, n);
+  const int status = pclose(pipe);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -128,6 +137,70 @@ TEST(Mpi, AbortEndsAnExchangeThatNobodyAnswers) {
     std::_Exit(e.code() == ExitCode::no_progress ? 4 : 1);
   }
   std::_Exit(1);
+}
+
+// Exchanges for ever; the rank and exchange of the environment sends itself a signal.
+[[noreturn]] void exchange_until_lost() {
+  const int victim = std::atoi(std::getenv("VICTIM")), at = std::atoi(std::getenv("AT"));
+  const int signal = std::atoi(std::getenv("SIGNAL"));
+  auto comm = make_communicator();
+  WatchdogOptions options;
+  options.stopped_after = 1;
+  Watchdog watchdog(*comm, options);
+  CpuDevice device([](OpKind) -> Kernel { return nullptr; }, comm.get());
+  char* memory = static_cast<char*>(device.reserve(Tier::device, 1 << 20));
+  const int peer = 1 - comm->rank();
+  const ExchangeArgs::Part parts[] = {{peer, true, memory, 1 << 19},
+                                      {peer, false, memory + (1 << 19), 1 << 19}};
+  Instr instr;
+  instr.name = "exchange grads@2";
+  watchdog.watch(&device);
+  for (int step = 1;; ++step) {
+    watchdog.enter(Phase::step, step);
+    if (comm->rank() == victim && step == at) raise(signal);
+    try {
+      device.exchange(Lane::comm, {parts, step}, &instr);
+      device.synchronise_all();
+    } catch (const Error& e) {
+      watchdog.check_peers(2);
+      std::fprintf(stderr, "%s\n", e.what());
+      std::_Exit(static_cast<int>(e.code()));
+    }
+  }
+}
+
+TEST(Mpi, ALostPeerIsNamedAndEndsTheRun) {
+  if (is_rank()) exchange_until_lost();
+  std::mt19937 random(std::random_device{}());
+  for (int signal : {SIGKILL, SIGSTOP}) {
+    for (int victim : {0, 1}) {
+      const int at = 2 + static_cast<int>(random() % 300);
+      std::string said;
+      const int code = run_ranks(2, &said,
+                                 "VICTIM=" + std::to_string(victim) + " AT=" + std::to_string(at) +
+                                     " SIGNAL=" + std::to_string(signal));
+      EXPECT_EQ(code, signal == SIGKILL ? 128 + SIGKILL : 4) << said;
+      EXPECT_NE(said.find("peer lost: rank " + std::to_string(victim) + " (host "),
+                std::string::npos)
+          << "victim " << victim << " step " << at << ": " << said;
+      EXPECT_NE(said.find(" at step " + std::to_string(at)), std::string::npos) << said;
+    }
+  }
+}
+
+TEST(Mpi, MpirunReturnsTheCodeOfAStopOnRequest) {
+  if (!is_rank()) {
+    EXPECT_EQ(run_ranks(2), 75);
+    return;
+  }
+  {
+    auto comm = make_communicator();
+    Watchdog watchdog(*comm);
+    if (comm->rank() == 1) raise(SIGUSR1);
+    while (!comm->max(watchdog.stop_requested())) watchdog.progress();
+    watchdog.leave(ExitCode::resume_me);
+  }
+  std::exit(75);
 }
 
 TEST(Mpi, ARunWithoutALauncherNeedsNoMpi) {

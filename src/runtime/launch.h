@@ -1,0 +1,28 @@
+// The cores of a rank: how many threads it may use, and a way out of a launcher's narrow binding.
+#pragma once
+
+#include <string>
+
+#include "runtime/device.h"
+
+namespace spillway {
+
+struct CoreShare {
+  int threads = 1;     // compute threads of this rank
+  bool widen = false;  // the rank must first be given its share of the node's cores
+};
+
+// A rank may use `bound` of the `node` cores it could have, which it shares with `ranks_on_node` -
+// 1 others; `wanted` threads (0: its share of the node). Only what a launcher bound is widened: a
+// binding that the user chose stays.
+CoreShare share_cores(int wanted, int bound, int node, int ranks_on_node, bool launched);
+
+struct ClaimedCores {
+  int threads = 1;
+  std::string note;  // one line for the user where the binding was widened, else empty
+};
+
+// Call before threads that compute are started. `threads_wanted` 0: this rank's share of the node.
+ClaimedCores claim_cores(int threads_wanted, const Communicator& communicator);
+
+}  // namespace spillway
