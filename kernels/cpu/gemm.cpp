@@ -6,17 +6,19 @@ namespace spillway::cpu {
 namespace {
 
 // Up to this k a task packs all of its rows of A at once and finishes C panel by panel, while they
-// are in the first-level cache; beyond, k is the outer loop and C is touched once a chunk.
+// are in the first-level cache; beyond, k is the outer loop and C is touched once a chunk of k.
 constexpr int64_t kResidentK = 1024;
-// Columns of the f32 sums of a task whose C is narrower and k long.
-constexpr int64_t kSumColumns = 512;
-constexpr int64_t kTasksPerThread = 8;
+// Columns of a task beyond that: their sums should stay in the second-level cache.
+constexpr int64_t kLongColumns = 512;
+// Packing a row of A, or fetching a column of B, takes about as long as this many products.
+constexpr int64_t kOverhead = 96;
 
 float* f32_at(void* c, int64_t element) { return static_cast<float*>(c) + element; }
 
 // How one product is cut. Cuts of m and n may depend on the number of threads, since the order of
 // the additions into an element does not depend on them; cuts of k may not.
-struct Cut {
+class Cut {
+ public:
   int64_t k_chunk, m_chunk, n_chunk;
   int64_t m_blocks, n_blocks;
   bool resident;                            // see kResidentK
@@ -28,18 +30,32 @@ struct Cut {
     k_chunk = round_up(std::max<int64_t>(1, ceil_div(g.k, chunks)), e.k_multiple);
     resident = g.k <= kResidentK;
     direct = g.c_dtype == Dtype::f32;
-    m_chunk = std::min<int64_t>(e.m_chunk, round_up(g.m, e.rows));
-    n_chunk = round_up(g.n, e.columns);
-    if (!direct && !resident) n_chunk = std::min(n_chunk, kSumColumns);
-    const int64_t wanted = kTasksPerThread * threads();
-    auto tasks = [&] { return ceil_div(g.m, m_chunk) * ceil_div(g.n, n_chunk); };
-    while (tasks() < wanted && n_chunk > 4 * e.columns) n_chunk = round_up(n_chunk / 2, e.columns);
-    while (tasks() < wanted && m_chunk > 64) m_chunk = round_up(m_chunk / 2, e.rows);
-    m_blocks = ceil_div(g.m, m_chunk);
-    n_blocks = ceil_div(g.n, n_chunk);
+    choose_blocks(g, e);
     a_bytes = round_up(packed_a_bytes(e, m_chunk, resident ? g.k : k_chunk), 64);
     sum_columns = direct ? 0 : (resident ? e.columns : n_chunk);
     sum_bytes = round_up(m_chunk * sum_columns * 4, 64);
+  }
+
+ private:
+  // The blocks whose tasks, dealt to the threads, should end first.
+  void choose_blocks(const Gemm& g, const GemmEngine& e) {
+    const int64_t widest = resident ? round_up(g.n, e.columns) : kLongColumns;
+    const int64_t m_least = ceil_div(g.m, e.m_chunk), n_least = ceil_div(g.n, widest);
+    double best = 0;
+    for (int64_t m_try = m_least; m_try <= 2 * m_least + 8; ++m_try) {
+      const int64_t mc = round_up(ceil_div(g.m, m_try), e.rows);
+      if (mc > e.m_chunk) continue;
+      for (int64_t n_try = n_least; n_try <= 2 * n_least + 16; ++n_try) {
+        const int64_t nc = round_up(ceil_div(g.n, n_try), e.columns);
+        const int64_t mb = ceil_div(g.m, mc), nb = ceil_div(g.n, nc);
+        // A quarter of a task is lost at the end, where threads wait for the last.
+        const double rounds = static_cast<double>(ceil_div(mb * nb, threads())) + 0.25;
+        const double cost = rounds * static_cast<double>(mc * nc + kOverhead * (mc + nc));
+        if (best > 0 && cost >= best) continue;
+        best = cost;
+        m_chunk = mc, n_chunk = nc, m_blocks = mb, n_blocks = nb;
+      }
+    }
   }
 };
 

@@ -19,18 +19,23 @@ struct alignas(64) TileConfig {
 // Tiles of 16 rows × 32 k, contiguous, those of one row block following each other in k.
 void pack_a(const void* a, int64_t row, int64_t column, int64_t m, int64_t k, void* to) {
   const Bf16* src = static_cast<const Bf16*>(a);
-  char* out = static_cast<char*>(to);
-  const int64_t blocks = (m + kSquare - 1) / kSquare * 2;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t i = block * 16;
+  const int64_t blocks = (m + kSquare - 1) / kSquare * 2, tiles = (k + 31) / 32;
+  auto pack_tile = [=](int64_t block, int64_t tile) SPILLWAY_FLAT {
+    const int64_t i = block * 16, p = tile * 32;
     const int64_t lines = m - i < 16 ? (m - i < 0 ? 0 : m - i) : 16;
-    for (int64_t p = 0; p < k; p += 32, out += kTileBytes) {
-      __m512i v[16];
-      load_block<Bf16, true>(src + (lines ? i : 0) * row + p * column, row, column, lines,
-                             k - p < 32 ? k - p : 32, v);
+    __m512i v[16];
+    load_block<Bf16, true>(src + (lines ? i : 0) * row + p * column, row, column, lines,
+                           k - p < 32 ? k - p : 32, v);
+    char* out = static_cast<char*>(to) + (block * tiles + tile) * kTileBytes;
 #pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) _mm512_storeu_si512(out + r * 64, v[r]);
-    }
+    for (int r = 0; r < 16; ++r) _mm512_storeu_si512(out + r * 64, v[r]);
+  };
+  if (column == 1) {  // walk along what is contiguous
+    for (int64_t block = 0; block < blocks; ++block)
+      for (int64_t tile = 0; tile < tiles; ++tile) pack_tile(block, tile);
+  } else {
+    for (int64_t tile = 0; tile < tiles; ++tile)
+      for (int64_t block = 0; block < blocks; ++block) pack_tile(block, tile);
   }
 }
 

@@ -86,24 +86,29 @@ SPILLWAY_INLINE void load_block(const T* src, int64_t line_stride, int64_t k_str
 template <class T, int kRows>
 void pack_a_by_k(const void* a, int64_t row, int64_t column, int64_t m, int64_t k, void* to) {
   constexpr int kBlock = sizeof(T) == 2 ? 32 : 16;  // elements of 16 dwords
+  constexpr int kPer = sizeof(T) == 2 ? 2 : 1;
   const T* src = static_cast<const T*>(a);
-  auto* out = static_cast<int32_t*>(to);
+  const int64_t panel_dwords = (k + kPer - 1) / kPer * kRows;
   const __mmask16 mask = static_cast<__mmask16>(low_bits(kRows));
-  for (int64_t i = 0; i < m; i += kRows) {
-    const int64_t lines = m - i < kRows ? m - i : kRows;
-    for (int64_t p = 0; p < k; p += kBlock) {
-      const int64_t ks = k - p < kBlock ? k - p : kBlock;
-      const int64_t dwords = sizeof(T) == 2 ? (ks + 1) / 2 : ks;
-      __m512i v[16];
-      load_block<T, false>(src + i * row + p * column, row, column, lines, ks, v);
-      if (dwords == 16) {
+  auto pack_block = [=](int64_t i, int64_t p) SPILLWAY_FLAT {
+    const int64_t lines = m - i < kRows ? m - i : kRows, ks = k - p < kBlock ? k - p : kBlock;
+    const int64_t dwords = (ks + kPer - 1) / kPer;
+    __m512i v[16];
+    load_block<T, false>(src + i * row + p * column, row, column, lines, ks, v);
+    int32_t* out = static_cast<int32_t*>(to) + i / kRows * panel_dwords + p / kPer * kRows;
+    if (dwords == 16) {
 #pragma GCC unroll 16
-        for (int q = 0; q < 16; ++q) _mm512_mask_storeu_epi32(out + q * kRows, mask, v[q]);
-      } else {
-        for (int64_t q = 0; q < dwords; ++q) _mm512_mask_storeu_epi32(out + q * kRows, mask, v[q]);
-      }
-      out += dwords * kRows;
+      for (int q = 0; q < 16; ++q) _mm512_mask_storeu_epi32(out + q * kRows, mask, v[q]);
+    } else {
+      for (int64_t q = 0; q < dwords; ++q) _mm512_mask_storeu_epi32(out + q * kRows, mask, v[q]);
     }
+  };
+  if (column == 1) {  // walk along what is contiguous
+    for (int64_t i = 0; i < m; i += kRows)
+      for (int64_t p = 0; p < k; p += kBlock) pack_block(i, p);
+  } else {
+    for (int64_t p = 0; p < k; p += kBlock)
+      for (int64_t i = 0; i < m; i += kRows) pack_block(i, p);
   }
 }
 
