@@ -81,8 +81,8 @@ void CheckpointReader::read(const std::string& name, int64_t begin, int64_t coun
   if (!tensor) bad_input("{}: holds no tensor \"{}\"", path_, name);
   const int64_t total = tensor->shape.count();
   if (begin < 0 || count < 0 || begin > total || count > total - begin) {
-    bad_input("{}: tensor \"{}\": elements {} to {} asked for, it has {}", path_, name, begin,
-              begin + count, total);
+    bad_input("{}: tensor \"{}\" of {} elements: {} asked for from element {}", path_, name, total,
+              count, begin);
   }
   const int64_t end = begin + count;
   auto slice =
