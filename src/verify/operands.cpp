@@ -10,7 +10,10 @@
 namespace spillway::verify_detail {
 namespace {
 
-// Same bytes in every iteration, or unrelated names for them.
+constexpr int64_t kAnyRound = -1;
+
+// What an access goes to in iteration `round`; for kAnyRound, equal targets are equal in every
+// iteration, but unequal ones may meet.
 struct Target {
   BufferId buffer;
   int32_t base, step;
@@ -18,8 +21,10 @@ struct Target {
   friend bool operator==(const Target&, const Target&) = default;
 };
 
-Target target_of(const ProgramSet& set, const Access& a) {
+Target target_of(const ProgramSet& set, const Access& a, int64_t round) {
   const int32_t versions = set.buffers[a.buffer].versions;
+  if (round != kAnyRound)
+    return {a.buffer, floor_mod(a.version.base + a.version.step * round, versions), 0, a.write};
   return {a.buffer, floor_mod(a.version.base, versions), floor_mod(a.version.step, versions),
           a.write};
 }
@@ -29,14 +34,15 @@ struct Gap {
 };
 
 // The first part of `a` that `cover` leaves out; empty if none.
-Gap uncovered(const ProgramSet& set, const Access& a, const std::vector<Access>& cover) {
-  const Target target = target_of(set, a);
+Gap uncovered(const ProgramSet& set, const Access& a, const std::vector<Access>& cover,
+              int64_t round) {
+  const Target target = target_of(set, a, round);
   int64_t at = a.offset;
   const int64_t end = a.offset + a.bytes;
   for (bool moved = true; moved && at < end;) {
     moved = false;
     for (const Access& c : cover)
-      if (c.offset <= at && c.offset + c.bytes > at && target_of(set, c) == target) {
+      if (c.offset <= at && c.offset + c.bytes > at && target_of(set, c, round) == target) {
         at = c.offset + c.bytes;
         moved = true;
       }
@@ -44,7 +50,7 @@ Gap uncovered(const ProgramSet& set, const Access& a, const std::vector<Access>&
   if (at >= end) return {};
   int64_t stop = end;
   for (const Access& c : cover)
-    if (c.offset > at && c.offset < stop && target_of(set, c) == target) stop = c.offset;
+    if (c.offset > at && c.offset < stop && target_of(set, c, round) == target) stop = c.offset;
   return {at, stop};
 }
 
@@ -58,10 +64,15 @@ class InstrCheck {
     instr_ = &instr;
     required_.clear();
     required_access(instr, required_);
+    rounds_ = 1;
+    for (const auto* list : {&std::as_const(required_), &instr.access})
+      for (const Access& a : *list)
+        rounds_ = std::min<int64_t>(
+            trip, std::lcm(rounds_, period(a.version, set_.buffers[a.buffer].versions)));
     bounds();
     declared();
     kind();
-    collisions(trip);
+    collisions();
   }
 
  private:
@@ -83,20 +94,26 @@ class InstrCheck {
   }
 
   void declared() {
-    for (const Access& a : required_) {
-      const Gap gap = uncovered(set_, a, instr_->access);
-      if (gap.begin != gap.end)
-        add(a.write ? "writes bytes that it does not declare"
-                    : "reads bytes that it does not declare",
+    if (declared_in(kAnyRound, false)) return;
+    for (int64_t round = 0; round < rounds_; ++round) declared_in(round, true);
+  }
+
+  bool declared_in(int64_t round, bool report) {
+    bool equal = true;
+    for (const bool forward : {true, false}) {
+      const std::vector<Access>& cover = forward ? instr_->access : required_;
+      for (const Access& a : forward ? required_ : instr_->access) {
+        const Gap gap = uncovered(set_, a, cover, round);
+        if (gap.begin == gap.end) continue;
+        equal = false;
+        if (!report) return false;
+        const char* verb = a.write ? "write" : "read";
+        add(forward ? fmt::format("{}s bytes that it does not declare", verb)
+                    : fmt::format("declares a {} that no operand makes", verb),
             a.buffer, gap.begin, gap.end);
+      }
     }
-    for (const Access& a : instr_->access) {
-      const Gap gap = uncovered(set_, a, required_);
-      if (gap.begin != gap.end)
-        add(a.write ? "declares a write that no operand makes"
-                    : "declares a read that no operand makes",
-            a.buffer, gap.begin, gap.end);
-    }
+    return equal;
   }
 
   void tiers(const std::vector<ProgramOperand>& list, Tier tier) {
@@ -155,14 +172,10 @@ class InstrCheck {
 
   // Within one instruction nothing is ordered: an output may meet an input only by being the very
   // same range (an op's update in place), and meets no other output and no workspace.
-  void collisions(int32_t trip) {
+  void collisions() {
     const Instr& i = *instr_;
-    int64_t rounds = 1;
-    for (const Access& a : required_)
-      rounds = std::min<int64_t>(
-          trip, std::lcm(rounds, period(a.version, set_.buffers[a.buffer].versions)));
     std::vector<Place> in(i.in.size()), out(i.out.size());
-    for (int64_t round = 0; round < rounds; ++round) {
+    for (int64_t round = 0; round < rounds_; ++round) {
       for (size_t k = 0; k < in.size(); ++k) in[k] = place(i.in[k], round);
       for (size_t k = 0; k < out.size(); ++k) out[k] = place(i.out[k], round);
       const Place scratch =
@@ -189,6 +202,7 @@ class InstrCheck {
   const Program* program_ = nullptr;
   const Instr* instr_ = nullptr;
   std::vector<Access> required_;
+  int64_t rounds_ = 1;  // iterations until every version of the instruction comes round again
 };
 
 }  // namespace

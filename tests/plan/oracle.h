@@ -125,7 +125,7 @@ class Judge {
   static bool meet(const std::vector<Bytes>& x, const std::vector<Bytes>& y) {
     for (const Bytes& a : x)
       for (const Bytes& b : y)
-        if (a.tier == b.tier && a.begin < b.end && b.begin < a.end) return true;
+        if (a.tier == b.tier && std::max(a.begin, b.begin) < std::min(a.end, b.end)) return true;
     return false;
   }
 
@@ -228,7 +228,7 @@ class Judge {
 
   std::string instance(const Instr& instr, int64_t i) {
     // By byte of every slot: 1 must read, 2 must write, 4 says it reads, 8 says it writes.
-    std::fill(marks_.begin(), marks_.end(), 0);
+    std::vector<std::pair<uint8_t*, uint8_t*>> marked;
     std::string bad;
     auto mark = [&](BufferId buffer, const Affine& a, int64_t offset, int64_t bytes, int bit) {
       const Buffer& b = set_.buffers[buffer];
@@ -238,8 +238,10 @@ class Judge {
       }
       uint8_t* at = &marks_[first_byte_[first_slot_[buffer] + version_at(b, a, i)] + offset];
       for (int64_t x = 0; x < bytes; ++x) at[x] |= bit;
+      marked.emplace_back(at, at + bytes);
     };
     auto operand = [&](const ProgramOperand& o, int bit) {
+      if (o.bytes() == 0) return;
       if (o.offset % size_of(o.dtype)) bad = "elements cut in pieces";
       mark(o.buffer, o.version, o.offset, o.bytes(), bit);
     };
@@ -248,9 +250,11 @@ class Judge {
     if (instr.workspace.buffer >= 0) operand(instr.workspace, 2);
     for (const Access& a : instr.access)
       mark(a.buffer, a.version, a.offset, a.bytes, a.write ? 8 : 4);
+    for (const auto& [begin, end] : marked)
+      for (const uint8_t* m = begin; m < end; ++m)
+        if (bad.empty() && (*m & 3) != (*m >> 2)) bad = "declared accesses differ from operands";
+    for (const auto& [begin, end] : marked) std::fill(begin, end, 0);
     if (!bad.empty()) return bad;
-    for (const uint8_t m : marks_)
-      if ((m & 3) != (m >> 2)) return "declared accesses differ from operands";
 
     std::vector<Bytes> in, out;
     for (const auto& o : instr.in) in.push_back(locate(o, i));
@@ -294,7 +298,8 @@ class Judge {
       case InstrKind::exchange: {
         if (instr.lane != Lane::comm) return "exchange on another lane";
         for (size_t k = 0; k < instr.out.size(); ++k)
-          if (std::count_if(instr.transfers.begin(), instr.transfers.end(), [&](const auto& t) {
+          if (instr.out[k].bytes() > 0 &&
+              std::count_if(instr.transfers.begin(), instr.transfers.end(), [&](const auto& t) {
                 return !t.send && t.operand == static_cast<int>(k);
               }) != 1)
             return "an output not received once";

@@ -164,6 +164,9 @@ class Mutations {
   std::map<std::string, Tally>& tally_;
 };
 
+// For loops that must end with the first failure.
+bool failed() { return testing::Test::HasFatalFailure(); }
+
 void expect_clean(const fuzz::Case& c, uint64_t seed) {
   ASSERT_EQ(oracle::Judge(c.set, c.layout, {}).verdict(), "") << "seed " << seed;
   ASSERT_EQ(text_of(verify(c.set, c.layout, {})), "clean") << "seed " << seed;
@@ -188,13 +191,13 @@ TEST(VerifyMutation, SynchronisedPrograms) {
   const uint64_t first = std::random_device{}() % 1000000;
   fmt::print("seeds from {}\n", first);
   std::map<std::string, Tally> tally;
-  for (uint64_t seed = first; seed < first + 30; ++seed) {
+  for (uint64_t seed = first; seed < first + 120; ++seed) {
     fuzz::Case c = fuzz::Generator(seed).make();
     synchronise(c.set, c.layout);
     expect_clean(c, seed);
-    if (HasFatalFailure()) return;
+    if (failed()) return;
     Mutations(c, seed, tally).all();
-    if (HasFatalFailure()) return;
+    if (failed()) return;
   }
   Tally total;
   print(tally, total);
@@ -216,7 +219,7 @@ TEST(VerifyMutation, MinimalWaits) {
   fmt::print("seeds from {}\n", first);
   std::map<std::string, Tally> tally;
   int made = 0;
-  for (uint64_t seed = first; made < 6; ++seed) {
+  for (uint64_t seed = first; made < 12; ++seed) {
     fuzz::Generator generator(seed);
     fuzz::Case c = generator.make();
     int events = 0;
@@ -227,9 +230,9 @@ TEST(VerifyMutation, MinimalWaits) {
     fuzz::wait_for_everything(c.set);
     fuzz::thin_out(c.set, c.layout, generator);
     expect_clean(c, seed);
-    if (HasFatalFailure()) return;
+    if (failed()) return;
     Mutations(c, seed, tally).all();
-    if (HasFatalFailure()) return;
+    if (failed()) return;
   }
   Tally total;
   print(tally, total);

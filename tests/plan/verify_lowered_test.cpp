@@ -1,0 +1,192 @@
+// Programs of real models, lowered under random placements, pass the verifier on every rank and
+// between ranks; mutations of them get the oracle's verdict.
+// links: spillway_verify spillway_program spillway_model
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <string>
+
+#include "model/model.h"
+#include "oracle.h"
+#include "parallel/build.h"
+#include "program/stages.h"
+#include "verify/verify.h"
+
+namespace spillway {
+namespace {
+
+struct Shape {
+  int layers = 3, ranks = 1, micro_batches = 1, zero = 0;
+  int64_t hidden = 32;
+  Family family = Family::llama;
+  Precision precision = Precision::f32;
+  int reduce_delay = 1;
+};
+
+struct Built {
+  ProgramSet set;
+  ArenaLayout layout;
+};
+
+Config config_of(const Shape& s) {
+  Config c;
+  c.model.family = s.family;
+  c.model.layers = s.layers;
+  c.model.hidden = s.hidden;
+  c.model.heads = 4;
+  c.model.kv_heads = s.family == Family::gpt2 ? 4 : 2;
+  c.model.ffn = s.hidden * 3 / 2;
+  c.model.context = 8;
+  c.model.head_dim = s.hidden / 4;
+  c.model.vocab = 100;
+  c.model.tied_head = true;
+  c.train.batch = 2 * s.micro_batches * s.ranks;
+  c.train.micro_batch = 2;
+  c.train.precision = s.precision;
+  c.parallel.zero = s.zero;
+  return c;
+}
+
+// The same placement on every rank, as a function of `seed`.
+Built build(const Shape& s, int rank, uint64_t seed) {
+  const Config c = config_of(s);
+  const ParallelSpec spec = parallel_spec(c, rank, s.ranks, s.ranks);
+  const GraphShape shape{2, c.model.context, s.micro_batches, c.train.batch * c.model.context};
+  const Graph forward = build_model(c.model, c.train.precision, 8, shape, GraphMode::train);
+  const Schedule train = build_train_schedule(forward, c.optimizer, spec, s.reduce_delay);
+  const Schedule evaluate = build_forward_schedule("evaluate", forward, spec);
+  std::mt19937_64 random(seed);
+  Placement placement;
+  for (const PlaceUnit& unit : place_units(train)) {
+    placement.where[unit.key] = static_cast<Where>(random() % (unit.recomputable ? 3 : 2));
+    placement.slots[unit.key.first] = 1 + random() % 3;
+  }
+  Lowered lowered = lower({&train, &evaluate}, placement, 2, 4096);
+  Built b{std::move(lowered.set), {}};
+  b.layout = pack(b.set);
+  synchronise(b.set, b.layout);
+  return b;
+}
+
+std::string text_of(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& f : findings) text += describe(f) + "\n";
+  return text;
+}
+
+Shape random_shape(std::mt19937_64& random) {
+  Shape s;
+  s.layers = 2 + random() % 3;
+  s.ranks = 1 + random() % 3;
+  s.micro_batches = 1 + random() % 7;
+  s.zero = random() % 2;
+  s.family = random() % 3 ? Family::llama : Family::gpt2;
+  s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
+  s.reduce_delay = random() % 2;
+  return s;
+}
+
+TEST(VerifyLowered, RandomPlacementsAreClean) {
+  const uint64_t seed = std::random_device{}();
+  fmt::print("seed {}\n", seed);
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 60; ++trial) {
+    const Shape s = random_shape(random);
+    const uint64_t placement = random();
+    std::vector<Built> built;
+    for (int r = 0; r < s.ranks; ++r) built.push_back(build(s, r, placement));
+    for (const Built& b : built)
+      ASSERT_EQ(text_of(verify(b.set, b.layout, {})), "") << "seed " << seed << " trial " << trial;
+    for (size_t p = 0; p < built[0].set.programs.size(); ++p) {
+      std::vector<RankProgram> ranks;
+      for (int r = 0; r < s.ranks; ++r) ranks.push_back({r, &built[r].set.programs[p]});
+      ASSERT_EQ(text_of(verify_ranks(ranks)), "") << "seed " << seed << " trial " << trial;
+    }
+  }
+}
+
+// Mutates one thing of one instruction or buffer; says what.
+std::string mutate(Built& b, std::mt19937_64& random) {
+  Program& program = b.set.programs[random() % b.set.programs.size()];
+  for (;;) {
+    Instr& i = program.instrs[random() % program.instrs.size()];
+    const size_t buffer = random() % b.set.buffers.size();
+    switch (random() % 6) {
+      case 0:
+      case 1:
+        if (i.waits.empty()) break;
+        i.waits.erase(i.waits.begin() + random() % i.waits.size());
+        return "wait removed from " + i.name;
+      case 2: {
+        const uint8_t bit = 1u << random() % kLaneCount;
+        if (!(i.entry_waits & bit)) break;
+        i.entry_waits ^= bit;
+        return fmt::format("entry wait {} removed from {}", bit, i.name);
+      }
+      case 3:
+        if (i.access.empty()) break;
+        i.access.erase(i.access.begin() + random() % i.access.size());
+        return "access dropped from " + i.name;
+      case 4:
+        b.layout.offset[buffer] += random() % 2 ? 256 : -256;
+        return "buffer shifted: " + b.set.buffers[buffer].name;
+      case 5:
+        if (b.set.buffers[buffer].versions == 1) break;
+        --b.set.buffers[buffer].versions;
+        return "version taken from " + b.set.buffers[buffer].name;
+    }
+  }
+}
+
+TEST(VerifyLowered, MutationsAreJudgedLikeTheOracle) {
+  const uint64_t seed = std::random_device{}();
+  fmt::print("seed {}\n", seed);
+  std::mt19937_64 random(seed);
+  int harmful = 0, harmless = 0;
+  for (int trial = 0; trial < 20; ++trial) {
+    Shape s = random_shape(random);
+    s.layers = 2;
+    s.hidden = 16;
+    s.micro_batches = 1 + random() % 3;
+    const Built base = build(s, random() % s.ranks, random());
+    ASSERT_EQ(oracle::Judge(base.set, base.layout, {}).verdict(), "") << "seed " << seed;
+    for (int k = 0; k < 15; ++k) {
+      Built mutant = base;
+      const std::string what = mutate(mutant, random);
+      const std::string bad = oracle::Judge(mutant.set, mutant.layout, {}).verdict();
+      const std::string found = text_of(verify(mutant.set, mutant.layout, {}));
+      ASSERT_EQ(bad.empty(), found.empty())
+          << "seed " << seed << ": " << what << "\noracle: " << bad << "\nverifier: " << found;
+      ++(bad.empty() ? harmless : harmful);
+    }
+  }
+  fmt::print("{} harmful, {} harmless\n", harmful, harmless);
+  EXPECT_GE(harmful, 150);
+}
+
+// Prints the time; nothing is decided by it.
+TEST(VerifyLowered, TwentyFourLayers) {
+  Shape s;
+  s.layers = 24;
+  s.ranks = 2;
+  s.zero = 1;
+  s.micro_batches = 32;
+  s.precision = Precision::bf16;
+  const Built b = build(s, 1, 1);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto findings = verify(b.set, b.layout, {});
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_EQ(text_of(findings), "");
+  size_t instrs = 0, accesses = 0;
+  for (const Program& p : b.set.programs) {
+    instrs += p.instrs.size();
+    for (const Instr& i : p.instrs) accesses += i.access.size();
+  }
+  fmt::print("{} instructions, {} accesses verified in {:.3f} s\n", instrs, accesses, seconds);
+}
+
+}  // namespace
+}  // namespace spillway
