@@ -65,8 +65,12 @@ if leave_out sanitizers; then
   skipped+=("sanitizer builds")
 else
   for preset in asan tsan; do
-    [ -x "scripts/test_$preset.sh" ] || continue
-    if "scripts/test_$preset.sh"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    if scripts/test_sanitizers.sh $preset; then
+      passed=$((passed + 1))
+    else
+      echo "FAILED: scripts/test_sanitizers.sh $preset"
+      failed=$((failed + 1))
+    fi
   done
 fi
 
