@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 
+DATA = ("DW.ref.", "__odr_asan.")  # pointers for unwinding, marks of AddressSanitizer: no code
+
 
 def leaks(lines, isa):
     """Defined symbols that other objects could see or share, outside spillway::cpu::<isa>."""
@@ -18,7 +20,7 @@ def leaks(lines, isa):
         if not match:
             continue
         kind, name = match.groups()
-        if name.startswith("DW.ref."):  # a pointer for unwinding, no code
+        if name.startswith(DATA):
             continue
         if kind in "WwVvuC" or (kind.isupper() and not name.startswith(f"spillway::cpu::{isa}::")):
             found.append(f"{kind} {name}")
