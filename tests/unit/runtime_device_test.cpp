@@ -206,6 +206,27 @@ TEST(CpuDevice, CopiesAreNeverFasterThanTheLink) {
               10.0 * bytes / options.link);
 }
 
+TEST(CpuDevice, APauseOfTheLaneEarnsNoCredit) {
+  CpuDeviceOptions options;
+  options.link = 1e8;
+  CpuDevice device(toy, nullptr, options);
+  const int64_t bytes = 1 << 20;
+  char* d = static_cast<char*>(device.reserve(Tier::device, 2 * bytes));
+  char* h = static_cast<char*>(device.reserve(Tier::host, bytes));
+  gate = false;
+  const Ticket kernel = device.launch(Lane::compute, OpKind::add, on(d + bytes, 1), nullptr);
+  device.wait(Lane::h2d, Lane::compute, kernel);
+  device.fill(Lane::h2d, d, 1, 256);  // waits; the copy behind it does not
+  device.copy(Lane::h2d, d, h, bytes, nullptr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto begin = std::chrono::steady_clock::now();
+  gate = true;
+  device.synchronise_all();
+  const double took =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_GE(took, static_cast<double>(bytes) / options.link);
+}
+
 struct Seen {
   std::vector<LaneTimes> times;
   std::vector<const Instr*> instrs;

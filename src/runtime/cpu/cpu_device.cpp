@@ -60,6 +60,7 @@ struct alignas(64) CpuDevice::LaneState {
   std::atomic<const Instr*> running{nullptr};
   std::atomic<int64_t> copied{0};
   double link_free_ns = 0;  // the lane's: scheduled end of its last copy
+  bool link_idle = true;    // the lane's: it has not been copying without a pause since then
   std::thread thread;
 };
 
@@ -200,7 +201,7 @@ void CpuDevice::run_lane(Lane l) {
     }
   }
   for (Ticket ticket = 1;; ++ticket) {
-    bool idle = state.issued.wait_until(ticket);
+    state.link_idle |= state.issued.wait_until(ticket);
     const Command& command = state.ring[ticket % state.ring.size()];
     if (command.kind == Command::Kind::stop) {
       state.completed.advance(ticket);
@@ -216,7 +217,8 @@ void CpuDevice::run_lane(Lane l) {
       state.running.store(command.instr, std::memory_order_release);
       const int64_t begin = now_ns();
       try {
-        execute(l, command, ticket, idle || waited);
+        state.link_idle |= waited;
+        execute(l, command, ticket);
       } catch (...) {
         keep_error(l, command, std::current_exception());
       }
@@ -232,12 +234,13 @@ void CpuDevice::run_lane(Lane l) {
   }
 }
 
-void CpuDevice::execute(Lane l, const Command& command, Ticket ticket, bool idle) {
+void CpuDevice::execute(Lane l, const Command& command, Ticket ticket) {
   if (options_.chaos_us > 0 && (options_.chaos_lanes >> static_cast<int>(l) & 1)) {
     const auto random = philox(options_.chaos_seed, ticket, static_cast<uint64_t>(l));
     sleep_until(now_ns() + int64_t{random[0] % (options_.chaos_us + 1u)} * 1000);
-    idle = true;
+    lane(l).link_idle = true;
   }
+  if (command.kind != Command::Kind::copy) lane(l).link_idle = true;
   switch (command.kind) {
     case Command::Kind::op: {
       if (options_.check_pointers) check_op(command);
@@ -248,7 +251,7 @@ void CpuDevice::execute(Lane l, const Command& command, Ticket ticket, bool idle
     }
     case Command::Kind::copy:
       if (options_.check_pointers) check_copy(l, command);
-      paced_copy(l, command.to, command.from, command.bytes, idle);
+      paced_copy(l, command.to, command.from, command.bytes);
       break;
     case Command::Kind::exchange:
       if (options_.check_pointers) check_exchange(command);
@@ -267,13 +270,14 @@ void CpuDevice::execute(Lane l, const Command& command, Ticket ticket, bool idle
 // Piece k of a copy ends no sooner than its bytes take on the link. A copy that follows another
 // without a pause starts at that one's scheduled end, not when its sleep happened to return: so
 // neither oversleeping nor the time of memcpy adds up.
-void CpuDevice::paced_copy(Lane l, char* to, const char* from, int64_t bytes, bool idle) {
+void CpuDevice::paced_copy(Lane l, char* to, const char* from, int64_t bytes) {
   LaneState& state = lane(l);
   const bool paced = options_.link > 0 && (l == Lane::h2d || l == Lane::d2h);
   const double ns_per_byte = paced ? 1e9 / options_.link : 0;
   int64_t piece = kMaxPiece;
   if (paced) piece = std::clamp(static_cast<int64_t>(5e5 / ns_per_byte), kMinPiece, kMaxPiece);
-  const double start = idle ? static_cast<double>(now_ns()) : state.link_free_ns;
+  const double start = state.link_idle ? static_cast<double>(now_ns()) : state.link_free_ns;
+  state.link_idle = false;
   for (int64_t done = 0; done < bytes;) {
     const int64_t n = std::min(piece, bytes - done);
     std::memcpy(to + done, from + done, static_cast<size_t>(n));

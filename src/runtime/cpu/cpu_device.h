@@ -62,8 +62,8 @@ class CpuDevice : public Device {
   Command& next_command(Lane l, const Instr* instr);
   Ticket submit(Lane l);
   void run_lane(Lane l);
-  void execute(Lane l, const Command& command, Ticket ticket, bool idle);
-  void paced_copy(Lane l, char* to, const char* from, int64_t bytes, bool idle);
+  void execute(Lane l, const Command& command, Ticket ticket);
+  void paced_copy(Lane l, char* to, const char* from, int64_t bytes);
   void check_op(const Command& command) const;
   void check_copy(Lane l, const Command& command) const;
   void check_exchange(const Command& command) const;
