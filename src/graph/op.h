@@ -28,7 +28,8 @@ struct OpCase {
   std::string label;
   Attrs attrs;
   std::vector<TensorType> in, out;
-  double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;  // ‖a−b‖/‖b‖ against the double reference
+  // ‖a−b‖/‖b‖ against the double reference: of outputs in f32 and f64, of outputs in bf16.
+  double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;
   std::vector<int32_t> accumulate;                      // outputs that are f32 accumulators
   std::vector<std::pair<int32_t, int32_t>> in_place;    // (out, in) that are always one tensor
   std::vector<std::pair<int32_t, int32_t>> may_alias;   // (out, in) that may share their bytes

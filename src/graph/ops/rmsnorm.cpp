@@ -47,6 +47,8 @@ OpCase base_case(Dtype t, int64_t rows, int64_t h, bool residual) {
   c.in = residual ? std::vector<TensorType>{x, x, w} : std::vector<TensorType>{x, w};
   c.out = residual ? std::vector<TensorType>{x, x, stats} : std::vector<TensorType>{x, stats};
   if (residual) c.may_alias = {{0, 0}, {0, 1}};
+  // Statistics are those of a sum that was rounded.
+  if (residual && t == Dtype::bf16) c.f32_tolerance = c.bf16_tolerance;
   return c;
 }
 
@@ -57,6 +59,7 @@ OpCase gradient_case(Dtype t, int64_t rows, int64_t h, bool residual) {
   if (residual) c.in.push_back(x);
   c.out = {x, w};
   c.accumulate = {1};
+  c.f32_tolerance = 1e-5;
   c.may_alias.clear();
   if (residual) c.may_alias = {{0, 4}};
   return c;

@@ -9,10 +9,6 @@ namespace spillway {
 
 constexpr int64_t kRowBlocks = 64;
 
-constexpr int64_t rows_per_block(int64_t rows) {
-  return rows == 0 ? 1 : (rows + kRowBlocks - 1) / kRowBlocks;
-}
-
 // Workspace of f32 partials of `columns` sums, 64-byte aligned.
 constexpr int64_t row_block_bytes(int64_t columns) {
   return round_up(kRowBlocks * columns * int64_t{4}, 64);
