@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 
 #include "base/hash.h"
 #include "program/stages.h"
@@ -37,18 +38,19 @@ int64_t version_of(const Affine& a, int64_t iteration, int32_t versions) {
   return (a.base + a.step * iteration) % versions;
 }
 
-// Iterations to look at: rings advance by at most one slot an iteration and are as deep as this,
-// and waits refer to the most recent instance, so two more cover every seam.
-int32_t unrolled(const Segment& segment, int32_t deepest) {
-  return std::min(segment.trip, deepest + 2);
+// Iterations to look at. With every version back where it was after `cycle` iterations, a pair of
+// accesses conflicts first within 2 · cycle of them, and what the segment passes on across lanes
+// settles within 6. Longer trips are cut by whole cycles, so that the seam to the next segment
+// finds the versions that it will find.
+int64_t unrolled(const Segment& segment, int64_t cycle) {
+  const int64_t enough = std::max<int64_t>(2 * cycle, 6);
+  return segment.trip <= enough ? segment.trip : enough + (segment.trip - enough) % cycle;
 }
 
 class Synchroniser {
  public:
   Synchroniser(ProgramSet& set, const ArenaLayout& layout) : set_(set), layout_(layout) {
-    for (const Buffer& b : set.buffers)
-      if (b.tier == Tier::device) deepest_ = std::max(deepest_, b.versions);
-    deepest_ = std::min(deepest_, 4);
+    find_written();
     cut_cells();
     mark_earlier_programs();
   }
@@ -66,16 +68,39 @@ class Synchroniser {
     return {static_cast<int32_t>(b.tier), begin, begin + a.bytes, a.write};
   }
 
+  // Buffers whose bytes nothing writes cannot be in conflict, whichever version is read.
+  void find_written() {
+    written_.assign(set_.buffers.size(), false);
+    for (size_t b = 0; b < set_.buffers.size(); ++b) written_[b] = !set_.buffers[b].pinned_region;
+    for (const Program& program : set_.programs)
+      for (const Instr& instr : program.instrs)
+        for (const Access& a : instr.access)
+          if (a.write) written_[a.buffer] = true;
+  }
+
+  int64_t cycle_of(const Program& program, const Segment& s) const {
+    int64_t cycle = 1;
+    for (InstrId i = s.begin; i < s.end && cycle < s.trip; ++i)
+      for (const Access& a : program.instrs[i].access) {
+        const int32_t versions = set_.buffers[a.buffer].versions;
+        if (versions > 1 && written_[a.buffer])
+          cycle = std::lcm(cycle, versions / std::gcd(a.version.step, versions));
+      }
+    return cycle;
+  }
+
   template <class F>
   void each_instance(const Program& program, F&& visit) const {
-    for (const Segment& s : program.segments)
-      for (int32_t iteration = 0; iteration < unrolled(s, deepest_); ++iteration)
+    for (const Segment& s : program.segments) {
+      const int64_t trip = unrolled(s, cycle_of(program, s));
+      for (int64_t iteration = 0; iteration < trip; ++iteration)
         for (InstrId i = s.begin; i < s.end; ++i) visit(i, iteration);
+    }
   }
 
   void cut_cells() {
     for (const Program& program : set_.programs)
-      each_instance(program, [&](InstrId i, int32_t iteration) {
+      each_instance(program, [&](InstrId i, int64_t iteration) {
         for (const Access& a : program.instrs[i].access) {
           const ByteRange r = range(a, iteration);
           cuts_[r.tier].push_back(r.begin);
@@ -99,7 +124,7 @@ class Synchroniser {
 
   void mark_earlier_programs() {
     for (const Program& program : set_.programs)
-      each_instance(program, [&](InstrId i, int32_t iteration) {
+      each_instance(program, [&](InstrId i, int64_t iteration) {
         const uint8_t bit = 1u << static_cast<int>(program.instrs[i].lane);
         for (const Access& a : program.instrs[i].access)
           each_cell(fresh_, range(a, iteration),
@@ -115,7 +140,7 @@ class Synchroniser {
     std::vector<uint32_t> latest(program.instrs.size(), 0);
     for (int l = 0; l < kLaneCount; ++l) known[l].entry = 1u << l;
 
-    each_instance(program, [&](InstrId id, int32_t iteration) {
+    each_instance(program, [&](InstrId id, int64_t iteration) {
       Instr& instr = program.instrs[id];
       const int lane = static_cast<int>(instr.lane);
       Clock& clock = known[lane];
@@ -164,7 +189,7 @@ class Synchroniser {
 
   ProgramSet& set_;
   const ArenaLayout& layout_;
-  int32_t deepest_ = 1;
+  std::vector<bool> written_;
   std::vector<int64_t> cuts_[kTierCount];
   std::vector<Cell> fresh_[kTierCount], cells_[kTierCount];
 };
