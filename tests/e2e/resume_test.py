@@ -94,6 +94,21 @@ class Resume(unittest.TestCase):
             self.assertEqual(exact(output), exact(straight))
             self.assertEqual(hashes(newest_checkpoint(output)), hashes(newest_checkpoint(straight)))
 
+    def test_killed_while_saving(self):
+        """A checkpoint after every step, so that a random instant is often inside a save."""
+        for trial in range(4):
+            output = self.path / f"killed{trial}"
+            every = ["--set", "checkpoint.every=1", "--set", "checkpoint.keep=2"]
+            process = self.start_until(output, self.random.randrange(1, STEPS - 2), ranks=0, extra=every)
+            time.sleep(self.random.random() * 0.03)
+            process.kill()
+            process.communicate()
+            before = [p.name for p in (output / "checkpoints").glob("step_*")]
+            done = train(self.config, output, "--resume", "latest", *every)
+            self.assertTrue(not before or "resuming" in done.stdout, done.stdout)
+            self.check(output)
+            self.assertFalse(list((output / "checkpoints").glob(".tmp*")))
+
     def test_other_rank_counts_read_the_same_tokens(self):
         output = self.path / "ranks"
         train(self.config, output, "--stop-at", 4, ranks=2, expect=75)
