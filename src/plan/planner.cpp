@@ -1,19 +1,101 @@
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
 #include "base/error.h"
 #include "plan/plan.h"
+#include "plan/search.h"
 
 namespace spillway {
+namespace {
+
+bool fits(const Plan& plan, const Budgets& budgets) {
+  return plan.device.peak <= budgets.device && plan.host.peak <= budgets.host;
+}
+
+// Bytes that one step copies between the tiers.
+int64_t bytes_moved(const Program& program) {
+  int64_t bytes = 0;
+  for (const Segment& segment : program.segments)
+    for (InstrId i = segment.begin; i < segment.end; ++i)
+      if (program.instrs[i].kind == InstrKind::copy)
+        bytes += segment.trip * program.instrs[i].in[0].bytes();
+  return bytes;
+}
+
+// Evaluations that a model can afford: many for a small one.
+int family_size(const SearchSpace& space) {
+  return static_cast<int>(std::clamp<int64_t>(250000 / std::max<int64_t>(1, space.nodes), 48, 160));
+}
+
+// The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
+std::string size_at_least(int64_t bytes) {
+  constexpr double kMiB = 1 << 20;
+  for (double hundredths = std::ceil(static_cast<double>(bytes) * 100 / kMiB);; ++hundredths) {
+    const std::string text = fmt::format("{:.2f}MiB", hundredths / 100);
+    if (parse_bytes(text, "memory") >= bytes) return text;
+  }
+}
+
+}  // namespace
 
 PlanReport make_plan(const PlanInput& input) {
+  const SearchSpace space = search_space(input);
+  const auto evaluate = [&](const Candidate& c) {
+    return evaluate_placement(input, c.placement, c.reduce_delay);
+  };
   PlanReport report;
-  report.plan = evaluate_placement(input, placement_of_pins(input), 1);
-  report.fits = report.plan.device.peak <= input.budgets.device &&
-                report.plan.host.peak <= input.budgets.host;
+  const Candidate minimum = least_device_memory(space);
+  Plan least = evaluate(minimum);
+  report.plan = evaluate({space.base, 1});
+  report.all_resident_device_bytes = report.plan.device.peak;
+  report.all_resident_step_seconds = report.plan.step_seconds;
+  report.device_minimum_bytes = least.device.peak;
+  report.host_of_minimum_bytes = least.host.peak;
+  report.fits = fits(report.plan, input.budgets);
+  if (report.fits) return report;
+
+  const auto rank = [](const Plan& p) {
+    return std::tuple(p.step_seconds, bytes_moved(p.lowered.set.programs[0]), p.device.peak);
+  };
+  const auto consider = [&](Plan plan) {
+    if (!fits(plan, input.budgets)) return;
+    if (report.fits && rank(plan) >= rank(report.plan)) return;
+    report.plan = std::move(plan);
+    report.fits = true;
+  };
+  for (const Candidate& candidate : candidate_family(space, minimum, family_size(space)))
+    if (!(candidate == minimum)) consider(evaluate(candidate));
+  consider(least);
+  if (!report.fits) report.plan = std::move(least);
   return report;
 }
 
 std::string shortfall_message(const PlanReport& report, const Budgets& budgets) {
-  return fmt::format("does not fit: {} of device memory needed, {} there", report.plan.device.peak,
-                     budgets.device);
+  const auto tier = [](const char* name, int64_t there, int64_t needed) {
+    return fmt::format("{} memory {} is {} below the minimum of {} for this model", name,
+                       format_bytes(there), format_bytes(needed - there), format_bytes(needed));
+  };
+  const bool device = budgets.device < report.device_minimum_bytes;
+  const bool host = budgets.host < report.host_of_minimum_bytes;
+  std::string what, set;
+  if (device) {
+    what = tier("device", budgets.device, report.device_minimum_bytes);
+    set =
+        fmt::format("memory.device to at least \"{}\"", size_at_least(report.device_minimum_bytes));
+  }
+  if (host) {
+    what += (device ? ", and " : "") + tier("host", budgets.host, report.host_of_minimum_bytes);
+    set += (device ? " and " : "") + fmt::format("memory.host to at least \"{}\"",
+                                                 size_at_least(report.host_of_minimum_bytes));
+  }
+  if (what.empty())
+    return fmt::format(
+        "does not fit: this plan needs {} of device memory and {} of host memory, there are {} and "
+        "{}",
+        format_bytes(report.plan.device.peak), format_bytes(report.plan.host.peak),
+        format_bytes(budgets.device), format_bytes(budgets.host));
+  return fmt::format("does not fit: {}; set {}", what, set);
 }
 
 }  // namespace spillway

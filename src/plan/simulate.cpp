@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 
-#include "graph/op.h"
+#include "plan/cost.h"
 #include "plan/plan.h"
 
 namespace spillway {
@@ -28,14 +28,7 @@ double seconds_of(const Program& program, const Instr& instr, const HardwareProf
   }
   std::vector<TensorType> in;
   for (const ProgramOperand& o : instr.in) in.push_back({o.dtype, o.dims});
-  const Cost cost = op_def(instr.op).cost(program.attrs[instr.attrs], in);
-  const bool half = bf16 && (cost.gemm || cost.attention);
-  const double peak = half ? profile.peak_bf16 : profile.peak_f32;
-  const double fraction = cost.attention ? profile.attention_fraction
-                          : cost.gemm    ? profile.gemm_fraction
-                                         : 1.0;
-  return profile.launch_seconds +
-         std::max(cost.flops / (peak * fraction), cost.bytes / profile.memory_bandwidth);
+  return op_seconds(instr.op, program.attrs[instr.attrs], in, profile, bf16);
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// Internal to the planner: the candidates of its search. Nothing here looks at the budgets, so that
+// a larger budget only ever adds plans to choose from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace spillway {
+
+struct Candidate {
+  Placement placement;  // of every unit
+  int reduce_delay = 1;
+  friend bool operator==(const Candidate& a, const Candidate& b) {
+    return a.reduce_delay == b.reduce_delay && a.placement.where == b.placement.where &&
+           a.placement.slots == b.placement.slots;
+  }
+};
+
+struct Peaks {
+  int64_t device = 0, host = 0;  // bytes of the arenas
+};
+
+enum class UnitKind : uint8_t { activation, parameters, gradients, state };
+
+// Units of one name that are decided alike in the search for the minimum: the embedding's, the
+// blocks' or the head's.
+struct Group {
+  std::string name;
+  UnitKind kind = UnitKind::activation;
+  std::vector<PlaceUnit> units;  // without pinned ones, by ascending layer
+  int64_t bytes = 0;
+  std::vector<Where> choices;  // `device` first
+};
+
+struct SearchSpace {
+  const PlanInput* input = nullptr;
+  Placement base;             // everything resident but for the pins
+  std::vector<Group> groups;  // with at least two choices, by name and layer
+  int64_t nodes = 0;          // over all stages: measures what one evaluation takes
+  bool several_ranks = false;
+};
+
+// Throws bad_input as placement_of_pins does.
+SearchSpace search_space(const PlanInput& input);
+
+// The bytes that evaluate_placement would find, without waits and times.
+Peaks peaks_of(const PlanInput& input, const Candidate& candidate);
+
+// Least device memory over the groups' choices: coordinate descent from both extremes (all to the
+// host; all that can be recomputed), one slot a ring, sums over ranks not delayed.
+Candidate least_device_memory(const SearchSpace& space);
+
+// At most about `count` placements from all resident down to `minimum`, both included. By fluid
+// estimates: units move off the device in the order of seconds a byte, the lowest layers first.
+std::vector<Candidate> candidate_family(const SearchSpace& space, const Candidate& minimum,
+                                        int count);
+
+}  // namespace spillway
