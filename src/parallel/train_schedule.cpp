@@ -26,7 +26,11 @@ class TrainSchedule {
     units_ = make_units(graph(), spec_.ranks);
     add_state();
     add_losses();
-    for (const Unit& unit : units_) steps_.push_back(unit_steps(unit));
+    for (const Unit& unit : units_) {
+      unit_ = static_cast<int32_t>(steps_.size());
+      steps_.push_back(unit_steps(unit));
+    }
+    unit_ = kNone;
     add_micro_batch_stages();
     add_update_stage();
     return std::move(schedule_);
@@ -68,6 +72,7 @@ class TrainSchedule {
   NodeId add_node(Node node, Pass pass, int32_t layer) {
     node.pass = pass;
     node.layer = layer;
+    node.unit = unit_;
     graph().nodes.push_back(std::move(node));
     return static_cast<NodeId>(graph().nodes.size()) - 1;
   }
@@ -352,6 +357,7 @@ class TrainSchedule {
     norm.out = {{scalars_}};
     add(std::move(norm), 0);
     for (const Unit& unit : units_) {
+      unit_ = static_cast<int32_t>(&unit - units_.data());
       for (const Piece& piece : unit.pieces)
         for (Node& node : updates(piece)) add(std::move(node), unit.layer);
       if (!sharded_state()) continue;
@@ -420,6 +426,7 @@ class TrainSchedule {
   Schedule schedule_;
   std::vector<Unit> units_;
   std::vector<UnitSteps> steps_;         // by unit
+  int32_t unit_ = kNone;                 // that the nodes being added belong to
   std::vector<TensorId> reduced_;        // by parameter; kNone: the sum stands in grads[0]
   std::vector<int64_t> partials_begin_;  // by parameter, into norm_partials
   TensorId partials_ = kNone, scalars_ = kNone, losses_ = kNone;

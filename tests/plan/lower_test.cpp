@@ -1,5 +1,6 @@
 // Lowered programs of real models under random placements: every key lands where the placement
-// says. links: spillway_plan spillway_model
+// says.
+// links: spillway_plan spillway_model
 #include <gtest/gtest.h>
 
 #include <random>
