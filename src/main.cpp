@@ -83,6 +83,8 @@ int run(int argc, char** argv) {
       ->group("Testing");
   app.add_option("--chaos-us", c.train.chaos_us, "Delay each copy by up to this many microseconds")
       ->group("Testing");
+  app.add_option("--dump-batches", c.train.dump_batches, "Append every step's batch to this file")
+      ->group("Testing");
 
   auto* plan = app.add_subcommand("plan", "Print what fits and what it costs; runs nothing");
   add_config_options(plan, c, true);

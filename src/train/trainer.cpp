@@ -39,10 +39,11 @@ void write_text(const std::string& path, const std::string& text) {
 
 class Trainer {
  public:
-  Trainer(const Config& config, const TrainOptions& options, Communicator& communicator)
+  Trainer(const Config& config, const TrainOptions& options, Communicator& communicator,
+          Watchdog& watchdog)
       : options_(options),
         communicator_(communicator),
-        watchdog_(communicator),
+        watchdog_(watchdog),
         console_(communicator.rank() == 0, config.train.steps) {
     find_checkpoint(config);
     Config resolved = config;
@@ -60,6 +61,7 @@ class Trainer {
         *workload_, communicator,
         SessionOptions{options.plan_file, options.poison, options.chaos_seed, options.chaos_us});
     prepare_output();
+    open_dump();
     watchdog_.watch(&session_->device());
     announce();
     if (resume_)
@@ -191,6 +193,14 @@ class Trainer {
     });
   }
 
+  void open_dump() {
+    const std::string& path = options_.dump_batches;
+    if (path.empty()) return;
+    if (communicator_.size() > 1) bad_input("--dump-batches: only with one rank");
+    dump_.open(path, std::ios::binary | std::ios::app);
+    if (!dump_) bad_input("{}: cannot be written: {}", path, strerror(errno));
+  }
+
   void announce() {
     const Plan& plan = session_->report().plan;
     const Workload& w = *workload_;
@@ -227,6 +237,11 @@ class Trainer {
       put("targets", batch.targets);
       put("token_order", batch.token_order);
     }
+    if (!dump_.is_open()) return;
+    for (const auto values : {batch.tokens, batch.targets})
+      dump_.write(reinterpret_cast<const char*>(values.data()),
+                  static_cast<std::streamsize>(values.size_bytes()));
+    if (!dump_.flush()) bad_input("{}: cannot be written", options_.dump_batches);
   }
 
   StepMetrics train_step(Prefetcher& prefetcher, int64_t step) {
@@ -293,7 +308,8 @@ class Trainer {
 
   void write_timeline() {
     if (communicator_.rank() != 0) return;
-    ProgramSet& set = const_cast<Plan&>(session_->report().plan).lowered.set;
+    // A copy: the watchdog reads the running program's planned times, which simulating writes.
+    ProgramSet set = session_->report().plan.lowered.set;
     const Simulation simulation =
         simulate(set, 0, workload_->input.profile, workload_->input.bf16, true);
     std::vector<TraceEvent> planned;
@@ -367,13 +383,14 @@ class Trainer {
   const TrainOptions& options_;
   Communicator& communicator_;
   FileSystem& files_ = posix_file_system();
-  Watchdog watchdog_;
+  Watchdog& watchdog_;
   Console console_;
   std::unique_ptr<CheckpointReader> resume_;
   std::unique_ptr<Workload> workload_;
   std::unique_ptr<Dataset> dataset_;
   std::unique_ptr<BatchReader> reader_;
   std::unique_ptr<MetricsFile> metrics_;
+  std::ofstream dump_;
   std::unique_ptr<Session> session_;
   RunState run_;
   std::vector<uint64_t> hashes_;
@@ -390,8 +407,18 @@ std::map<std::string, std::string> numerics_fingerprint() {
 }
 
 ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator) {
-  Trainer trainer(config, options, communicator);
-  return trainer.run();
+  Watchdog watchdog(communicator);
+  try {
+    Trainer trainer(config, options, communicator, watchdog);
+    return trainer.run();
+  } catch (const Error& e) {
+    // A broken exchange is rarely the cause: say so if a peer is gone.
+    constexpr double kPeerSeconds = 2;
+    if (e.code() == ExitCode::no_progress && communicator.size() > 1)
+      watchdog.check_peers(kPeerSeconds);
+    watchdog.leave(e.code());
+    throw;
+  }
 }
 
 }  // namespace spillway

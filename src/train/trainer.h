@@ -19,6 +19,9 @@ struct TrainOptions {
   bool poison = false;
   uint64_t chaos_seed = 0;
   int chaos_us = 0;
+  // Appends the batch of every step to this file, for comparisons with other trainers: i32 tokens
+  // [batch, context], then i32 targets (-1: ignored). One rank only.
+  std::string dump_batches;
 };
 
 // Runs to the end or to a requested stop. Called on every rank; Errors are thrown on all ranks that
