@@ -71,7 +71,11 @@ void softmax(int64_t rows, int64_t columns, int64_t live, float scale, const flo
 template <class T>
 void divide_as(int64_t rows, int64_t columns, const float* sums, int64_t stride,
                const float* divisor, T* out, int64_t out_stride) {
+  // Rows of one head are far apart in memory, which no hardware prefetcher follows.
+  constexpr int64_t kAhead = 8;
   for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < columns && r + kAhead < rows; i += 64 / static_cast<int>(sizeof(T)))
+      __builtin_prefetch(out + (r + kAhead) * out_stride + i, 1);
     const F factor = splat(divisor ? 1.0f / divisor[r] : 1.0f);
     strips(columns, [&](int64_t i, auto live) SPILLWAY_FLAT {
       store(out + r * out_stride + i, load(sums + r * stride + i, live) * factor, live);
