@@ -2,6 +2,7 @@
 //   { "format": "spillway plan 1", "numerics": HEX, "profile": NAME, "reduce_delay": 0 | 1,
 //     "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … } }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -11,6 +12,7 @@ namespace spillway {
 namespace {
 
 constexpr const char* kFormat = "spillway plan 1";
+constexpr const char* kStaging = "comm_staging";  // has slots, but is nowhere else to go
 constexpr const char* kWhere[] = {"device", "host", "recompute"};
 
 std::string layers_text(const std::vector<int32_t>& layers, int32_t blocks) {
@@ -32,6 +34,23 @@ std::string layers_text(const std::vector<int32_t>& layers, int32_t blocks) {
     i = end;
   }
   return text;
+}
+
+// A whole number from `low` to `high`, or bad_input naming `key`.
+int integer(const nlohmann::json& value, const std::string& origin, const std::string& key, int low,
+            int high) {
+  if (value.is_number_integer() && value >= low && value <= high) return value.get<int>();
+  bad_input("{}: {} is {}, expected {} to {}", origin, key, value.dump(), low, high);
+}
+
+// The units that a key of `place` names; errors say which file it stands in.
+std::pair<std::string, std::vector<int32_t>> layers_of(const std::string& key, int32_t layers,
+                                                       const std::string& origin) {
+  try {
+    return parse_place_key(key, layers);
+  } catch (const Error& e) {
+    bad_input("{}: {}", origin, e.what());
+  }
 }
 
 }  // namespace
@@ -74,9 +93,7 @@ Placement placement_from_json(const std::string& text, const std::string& origin
     if (numerics != numerics_hash)
       bad_input("{}: the plan is for another config: its numerics are {}, this run's are {}",
                 origin, numerics, numerics_hash);
-    *reduce_delay = j.at("reduce_delay").get<int>();
-    if (*reduce_delay != 0 && *reduce_delay != 1)
-      bad_input("{}: reduce_delay is {}, expected 0 or 1", origin, *reduce_delay);
+    *reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
     Placement placement;
     std::map<PlaceKey, PlaceUnit> units;
     std::vector<std::string> names;
@@ -84,14 +101,17 @@ Placement placement_from_json(const std::string& text, const std::string& origin
       units[unit.key] = unit;
       names.push_back(unit.key.first);
     }
+    for (const char* key : {"slots", "place"})
+      if (!j.at(key).is_object()) bad_input("{}: {} is not a table", origin, key);
     for (const auto& [place, slots] : j.at("slots").items()) {
-      placement.slots[place] = slots.get<int32_t>();
-      if (placement.slots[place] < 1 || placement.slots[place] > 64)
-        bad_input("{}: slots.{} is {}, expected 1 to 64", origin, place, placement.slots[place]);
+      if (place != kStaging && std::find(names.begin(), names.end(), place) == names.end())
+        bad_input("{}: slots.{}: this model has no such tensor; did you mean \"{}\"?", origin,
+                  place, nearest(place, names));
+      placement.slots[place] = integer(slots, origin, "slots." + place, 1, 64);
     }
     for (const auto& [key, value] : j.at("place").items()) {
-      const auto [name, layers] = parse_place_key(key, train.graph.layers);
-      const std::string word = value.get<std::string>();
+      const auto [name, layers] = layers_of(key, train.graph.layers, origin);
+      const std::string word = value.is_string() ? value.get<std::string>() : value.dump();
       int where = 0;
       while (where < 3 && word != kWhere[where]) ++where;
       if (where == 3)

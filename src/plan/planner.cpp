@@ -72,22 +72,26 @@ PlanReport make_plan(const PlanInput& input) {
 }
 
 std::string shortfall_message(const PlanReport& report, const Budgets& budgets) {
-  const auto tier = [](const char* name, int64_t there, int64_t needed) {
-    return fmt::format("{} memory {} is {} below the minimum of {} for this model", name,
-                       format_bytes(there), format_bytes(needed - there), format_bytes(needed));
-  };
   const bool device = budgets.device < report.device_minimum_bytes;
   const bool host = budgets.host < report.host_of_minimum_bytes;
   std::string what, set;
   if (device) {
-    what = tier("device", budgets.device, report.device_minimum_bytes);
+    what = fmt::format("device memory {} is {} below the minimum of {} for this model",
+                       format_bytes(budgets.device),
+                       format_bytes(report.device_minimum_bytes - budgets.device),
+                       format_bytes(report.device_minimum_bytes));
     set =
         fmt::format("memory.device to at least \"{}\"", size_at_least(report.device_minimum_bytes));
   }
   if (host) {
-    what += (device ? ", and " : "") + tier("host", budgets.host, report.host_of_minimum_bytes);
-    set += (device ? " and " : "") + fmt::format("memory.host to at least \"{}\"",
-                                                 size_at_least(report.host_of_minimum_bytes));
+    what += fmt::format(
+        "{}host memory {} is {} below the {} that the plan of least device memory "
+        "needs",
+        device ? ", and " : "", format_bytes(budgets.host),
+        format_bytes(report.host_of_minimum_bytes - budgets.host),
+        format_bytes(report.host_of_minimum_bytes));
+    set += fmt::format("{}memory.host to at least \"{}\"", device ? " and " : "",
+                       size_at_least(report.host_of_minimum_bytes));
   }
   if (what.empty())
     return fmt::format(

@@ -1,0 +1,266 @@
+// Pins, the bytes that each class frees, plan files, messages, and every shipped model.
+// links: spillway_plan spillway_model
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "tests/plan/planner_input.h"
+
+namespace spillway {
+namespace {
+
+constexpr int64_t kPlenty = int64_t{1} << 60;
+
+constexpr const char* kLlama = R"({
+  "model": {"family": "llama", "layers": 6, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 176,
+            "context": 64, "tied_head": false},
+  "data": {"train": ["x.txt"]}, "train": {"batch": 8, "micro_batch": 4, "precision": "bf16"},
+  "hardware": {"profile": "cpu", "link": "2GB/s"}})";
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ExitCode::bad_input);
+    return e.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST(Pins, AreNeverChanged) {
+  PlannerInput p(kLlama, {R"(place={"qkv": "host", "moments@0-3,head": "device",
+                             "ffn_up@1": "recompute", "ffn_act@2,4": "device"})",
+                          "offload=auto"});
+  const PlanReport all = p.plan(kPlenty);
+  for (int k = 0; k < 8; ++k) {
+    const PlanReport r = p.plan(all.device_minimum_bytes +
+                                (all.all_resident_device_bytes - all.device_minimum_bytes) * k / 7);
+    ASSERT_TRUE(r.fits);
+    const auto& where = r.plan.placement.where;
+    for (int32_t layer = 1; layer <= 6; ++layer) {
+      EXPECT_EQ(where.at({"qkv", layer}), Where::host);
+      if (layer <= 4) {
+        EXPECT_EQ(where.at({"moments", layer}), Where::device);
+      }
+    }
+    EXPECT_EQ(where.at({"moments", 7}), Where::device);
+    EXPECT_EQ(where.at({"ffn_up", 2}), Where::recompute);
+    EXPECT_EQ(where.at({"ffn_act", 3}), Where::device);
+    EXPECT_EQ(where.at({"ffn_act", 5}), Where::device);
+  }
+  PlannerInput free(kLlama, {});
+  EXPECT_LT(free.plan(0).device_minimum_bytes, all.device_minimum_bytes);
+}
+
+TEST(Pins, ModesThatAreOff) {
+  for (const bool offload : {false, true}) {
+    PlannerInput p(kLlama, {offload ? "recompute=off" : "offload=off",
+                            "place={\"qkv@0\": \"host\"}", "place.qkv@1=recompute"});
+    const PlanReport r = p.plan(0);
+    for (const auto& [key, where] : r.plan.placement.where) {
+      const bool first = key == PlaceKey{"qkv", 1}, second = key == PlaceKey{"qkv", 2};
+      if (first) {
+        EXPECT_EQ(where, Where::host);
+      }
+      if (second) {
+        EXPECT_EQ(where, Where::recompute);
+      }
+      if (!first && !second) {
+        EXPECT_NE(where, offload ? Where::recompute : Where::host) << key.first;
+      }
+    }
+  }
+  PlannerInput off(kLlama, {"offload=off", "recompute=off"});
+  const PlanReport r = off.plan(0);
+  EXPECT_EQ(r.device_minimum_bytes, r.all_resident_device_bytes);
+  EXPECT_FALSE(r.fits);
+}
+
+TEST(Pins, Errors) {
+  const auto error = [](std::vector<std::pair<std::string, std::string>> pins) {
+    PlannerInput p(kLlama, {});
+    p.input.pins = std::move(pins);
+    return error_of([&] { p.plan(kPlenty); });
+  };
+  EXPECT_NE(error({{"qkw", "host"}}).find("did you mean \"qkv\""), std::string::npos);
+  EXPECT_NE(error({{"qkv", "hots"}}).find("did you mean \"host\""), std::string::npos);
+  EXPECT_NE(error({{"moments", "recompute"}}).find("cannot be recomputed"), std::string::npos);
+  EXPECT_NE(error({{"resid@1", "recompute"}}).find("cannot be recomputed"), std::string::npos);
+  EXPECT_NE(error({{"qkv@head", "host"}}).find("none of these layers"), std::string::npos);
+  EXPECT_NE(error({{"qkv", "host"}, {"qkv@2", "device"}}).find("contradict"), std::string::npos);
+}
+
+// Streaming one class alone: the peak falls by its bytes, and rises by its ring's slots.
+TEST(Classes, FreeTheirBytes) {
+  // bf16, L layers, h hidden, f ffn, T tokens of a micro-batch.
+  constexpr int64_t kLayers = 6, kH = 64, kF = 176, kT = 256, kQkv = (4 + 2 * 2) * 16;
+  const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  struct Case {
+    std::string place;
+    int64_t freed, slot;
+  };
+  // Statistics of a norm (one f32 a token) and the log-sum-exp (H of them) move with it.
+  const int64_t stats = kT * 4;
+  const std::vector<Case> cases = {
+      {"qkv", kLayers * kT * kQkv * 2, kT * kQkv * 2},
+      {"ffn_up", kLayers * kT * 2 * kF * 2, kT * 2 * kF * 2},
+      {"ffn_act", kLayers * kT * kF * 2, kT * kF * 2},
+      {"ffn_resid", kLayers * kT * kH * 2, kT * kH * 2},
+      {"attn_norm", kLayers * (kT * kH * 2 + stats), kT * kH * 2 + stats},
+      {"attn_out", kLayers * (kT * kH * 2 + 4 * stats), kT * kH * 2 + 4 * stats}};
+  const auto streamed = [](const std::string& place) {
+    return std::vector<std::pair<std::string, std::string>>{{place, "host"}};
+  };
+  PlannerInput p(kLlama, {});
+  const int64_t resident = p.plan(kPlenty).plan.device.peak;
+  for (const Case& c : cases) {
+    p.input.pins = streamed(c.place);
+    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), 1);
+    EXPECT_EQ(plan.device.peak, resident - c.freed + 2 * c.slot) << c.place;
+  }
+  // What outlives a micro-batch: tensor by tensor, from the shapes; the rings as they were made.
+  const int64_t vocab = 384;  // 257 padded to 128
+  const auto total = [&](int64_t matrix_bytes, int64_t vector_bytes) {
+    int64_t bytes = 2 * rounded(matrix_bytes * vocab * kH) + rounded(vector_bytes * kH);
+    for (const int64_t matrix : {kQkv * kH, kH * kH, 2 * kF * kH, kF * kH})
+      bytes += kLayers * rounded(matrix_bytes * matrix);
+    return bytes + kLayers * 2 * rounded(vector_bytes * kH);
+  };
+  const std::vector<std::pair<std::string, int64_t>> persistent = {
+      {"moments", 2 * total(4, 4)},
+      {"master", total(4, 0)},  // norms are their own
+      {"gradients", total(4, 4)},
+      {"parameters", total(2, 4)}};
+  for (const auto& [place, bytes] : persistent) {
+    p.input.pins = streamed(place);
+    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), 1);
+    int64_t rings = 0;
+    for (const Buffer& b : plan.lowered.set.buffers)
+      if (b.name.starts_with("ring ")) rings += rounded(b.bytes) * b.versions;
+    EXPECT_EQ(plan.device.peak, resident - bytes + rings) << place;
+    EXPECT_EQ(plan.device.by_class.at(place), rings) << place;
+    EXPECT_LT(rings, bytes * 6 / 10) << place;
+  }
+}
+
+TEST(PlanFile, RoundTrip) {
+  PlannerInput p(kLlama, {});
+  const PlanReport all = p.plan(kPlenty);
+  for (int k = 0; k < 6; ++k) {
+    const Plan plan = p.plan(all.device_minimum_bytes +
+                             (all.all_resident_device_bytes - all.device_minimum_bytes) * k / 5)
+                          .plan;
+    const std::string text = placement_to_json(plan, "abc", "cpu");
+    int delay = -1;
+    const Placement back = placement_from_json(text, "plan.json", p.train[0], "abc", &delay);
+    EXPECT_EQ(back.where, plan.placement.where);
+    EXPECT_EQ(back.slots, plan.placement.slots);
+    EXPECT_EQ(delay, plan.reduce_delay);
+    const Plan again = evaluate_placement(p.input, back, delay);
+    EXPECT_EQ(program_hash(again.lowered.set, again.layout),
+              program_hash(plan.lowered.set, plan.layout));
+  }
+}
+
+TEST(PlanFile, Errors) {
+  PlannerInput p(kLlama, {});
+  const std::string good = placement_to_json(p.plan(0).plan, "abc", "cpu");
+  const auto error = [&](const std::string& text, const std::string& numerics = "abc") {
+    int delay = 0;
+    const std::string message =
+        error_of([&] { placement_from_json(text, "plan.json", p.train[0], numerics, &delay); });
+    EXPECT_TRUE(message.starts_with("plan.json: ")) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+    return message;
+  };
+  const auto changed = [&](const std::function<void(nlohmann::ordered_json&)>& change) {
+    nlohmann::ordered_json j = nlohmann::ordered_json::parse(good);
+    change(j);
+    return error(j.dump());
+  };
+  const auto has = [](const std::string& message, const std::string& part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  has(error(""), "not a JSON");
+  has(error(good.substr(0, good.size() / 2)), "not a JSON");
+  has(error("[]"), "not a plan file");
+  has(error(good, "def"), "abc");
+  has(error(good, "def"), "def");
+  has(changed([](auto& j) { j["format"] = "spillway plan 2"; }), "not a plan file");
+  has(changed([](auto& j) { j.erase("numerics"); }), "numerics");
+  has(changed([](auto& j) { j["reduce_delay"] = 2; }), "reduce_delay");
+  has(changed([](auto& j) { j["reduce_delay"] = true; }), "reduce_delay");
+  has(changed([](auto& j) { j["slots"]["qkv"] = 0; }), "slots.qkv");
+  has(changed([](auto& j) { j["slots"]["qkv"] = 1.5; }), "slots.qkv");
+  has(changed([](auto& j) { j["slots"]["qkv"] = 4294967297; }), "slots.qkv");
+  has(changed([](auto& j) { j["slots"]["qkw"] = 1; }), "did you mean \"qkv\"");
+  has(changed([](auto& j) { j["slots"] = 3; }), "slots");
+  has(changed([](auto& j) { j["place"] = "x"; }), "place");
+  has(changed([](auto& j) { j["place"].erase(j["place"].begin()); }), "no decision");
+  has(changed([](auto& j) { j["place"]["qkv@0"] = "host"; }), "twice");
+  has(changed([](auto& j) { j["place"]["qkw@0"] = "host"; }), "did you mean \"qkv\"");
+  has(changed([](auto& j) { j["place"]["qkv@99"] = "host"; }), "block 99");
+  has(changed([](auto& j) { j["place"].begin().value() = "cloud"; }), "cloud");
+  has(changed([](auto& j) { j["place"].begin().value() = 7; }), "expected device");
+  has(changed([](auto& j) {
+        for (auto& [key, value] : j["place"].items())
+          if (key.starts_with("moments")) value = "recompute";
+      }),
+      "cannot be recomputed");
+}
+
+TEST(Shortfall, NamesTierAndSettingsThatFit) {
+  PlannerInput p(kLlama, {});
+  const PlanReport all = p.plan(kPlenty);
+  const int64_t least = all.device_minimum_bytes, host = all.host_of_minimum_bytes;
+  const auto quoted_after = [](const std::string& text, const std::string& key) {
+    const size_t at = text.find(key);
+    EXPECT_NE(at, std::string::npos) << text;
+    const size_t begin = text.find('"', at) + 1;
+    return parse_bytes(text.substr(begin, text.find('"', begin) - begin), key);
+  };
+  std::string message = shortfall_message(p.plan(least / 2), p.input.budgets);
+  EXPECT_NE(message.find("device memory"), std::string::npos) << message;
+  EXPECT_EQ(message.find("memory.host"), std::string::npos) << message;
+  EXPECT_NE(message.find(format_bytes(least - least / 2)), std::string::npos) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  EXPECT_TRUE(p.plan(quoted_after(message, "memory.device")).fits);
+
+  message = shortfall_message(p.plan(least, host / 2), p.input.budgets);
+  EXPECT_NE(message.find("host memory"), std::string::npos) << message;
+  EXPECT_EQ(message.find("memory.device"), std::string::npos) << message;
+  EXPECT_TRUE(p.plan(least, quoted_after(message, "memory.host")).fits);
+
+  message = shortfall_message(p.plan(least / 3, host / 3), p.input.budgets);
+  EXPECT_TRUE(
+      p.plan(quoted_after(message, "memory.device"), quoted_after(message, "memory.host")).fits);
+}
+
+TEST(Shipped, EveryModelPlans) {
+  for (const std::string& name : preset_names("models")) {
+    const bool large = name.starts_with("llama3") || name.starts_with("qwen3");
+    PlannerInput p(fmt::format(R"({{"model": {{"preset": "{}", "context": {}}},
+        "data": {{"train": ["x.bin"], "tokenizer": "uint32", "validation": 0.1}},
+        "train": {{"batch": 8, "micro_batch": 1, "precision": "bf16", "eval_every": 5}},
+        "hardware": {{"profile": "{}"}}}})",
+                               name, large ? 4096 : 256, large ? "h100-80" : "cpu"),
+                   name == "quickstart" ? std::vector<std::string>{"model.vocab=257"}
+                                        : std::vector<std::string>{});
+    const PlanReport all = p.plan(kPlenty);
+    const PlanReport r = p.plan(all.device_minimum_bytes);
+    EXPECT_TRUE(all.fits && r.fits) << name;
+    EXPECT_LT(r.device_minimum_bytes, all.all_resident_device_bytes * 35 / 100) << name;
+    EXPECT_GE(r.plan.step_seconds, all.all_resident_step_seconds);
+    EXPECT_GT(all.plan.mfu, 0.05);
+    std::printf("%s: minimum %s, all resident %s\n", name.c_str(),
+                format_bytes(r.device_minimum_bytes).c_str(),
+                format_bytes(all.all_resident_device_bytes).c_str());
+  }
+}
+
+}  // namespace
+}  // namespace spillway
