@@ -414,7 +414,10 @@ class TrainSchedule {
       const Operand v = range(p.moment2, state_begin, r.count);
       node.in = {grad, {scalars_}, state, m, v};
       node.out = {state, m, v};
-      if (p.master != kNone) node.out.push_back(param);
+      if (p.master != kNone) {
+        node.in.push_back(param);  // a skipped update leaves what stands there
+        node.out.push_back(param);
+      }
       nodes.push_back(std::move(node));
     }
     return nodes;

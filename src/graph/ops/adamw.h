@@ -1,5 +1,6 @@
 // adamw: one update of a range of a parameter by AdamW with decoupled decay.
-//   in   grad f32[c], scalars, state f32[c], m f32[c], v f32[c]
+//   in   grad f32[c], scalars, state f32[c], m f32[c], v f32[c], (param bf16[c], where a program
+//        must know that a skipped update leaves it as it was)
 //   out  state, m, v (the same tensors, in place), (param bf16[c]: state rounded to nearest even)
 //   g = grad·clip_scale
 //   m = β1·m + (1−β1)·g,  v = β2·v + (1−β2)·g²
