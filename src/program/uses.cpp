@@ -103,6 +103,11 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
       if (read && !range.empty() && !piece.written.covers(range.begin, range.end))
         piece.fetch.add(range.begin, range.end);
       if (write && !range.empty()) {
+        // What lies between two written ranges is written back with them, so it must be there.
+        if (!piece.written.empty() && range.begin > piece.written.end)
+          piece.fetch.add(piece.written.end, range.begin);
+        if (!piece.written.empty() && range.end < piece.written.begin)
+          piece.fetch.add(range.end, piece.written.begin);
         piece.written.add(range.begin, range.end);
         piece.last_write = p;
       }
