@@ -378,7 +378,7 @@ class Trainer {
     console_.line(fmt::format("done: {} steps in {}", step, format_duration(now() - started_)));
   }
 
-  static constexpr int64_t kTracedStep = 3;  // of this process: warm by then
+  static constexpr int64_t kTracedStep = 2;  // of this process: the last that may allocate
 
   const TrainOptions& options_;
   Communicator& communicator_;
