@@ -1,0 +1,234 @@
+// Tiny models trained inside one process, one thread a rank: what the end-to-end tests share.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/philox.h"
+#include "thread_communicator.h"
+#include "train/learning_rate.h"
+#include "train/session.h"
+#include "train/state.h"
+
+namespace spillway::e2e {
+
+// SPILLWAY_LONG=1 in the environment: longer runs of the random tests.
+inline int times(int count) { return std::getenv("SPILLWAY_LONG") != nullptr ? 5 * count : count; }
+
+// Calls body(rank, communicator) on a thread for each rank and rethrows what was thrown first.
+inline void on_ranks(int ranks, const std::function<void(int, Communicator&)>& body) {
+  ThreadWorld world(ranks);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        ThreadCommunicator communicator(world, r);
+        body(r, communicator);
+      } catch (...) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        world.abort();
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+// The workloads of all ranks of a run. Budgets are as large as can be until they are set.
+struct Job {
+  std::vector<std::unique_ptr<Workload>> ranks;
+
+  Job(const Config& config, int count) {
+    for (int r = 0; r < count; ++r) {
+      ranks.push_back(std::make_unique<Workload>(config, Topology{r, count, count, 1}));
+      ranks[r]->input.budgets = {int64_t{1} << 40, int64_t{1} << 40};
+    }
+  }
+  const Workload& front() const { return *ranks[0]; }
+  int count() const { return static_cast<int>(ranks.size()); }
+  void set_budgets(Budgets budgets) {
+    for (auto& r : ranks) r->input.budgets = budgets;
+  }
+
+  // A plan file's text. Units that the placement leaves out stay on the device.
+  std::string plan_text(const Placement& placement, int reduce_delay) const {
+    Plan plan;
+    plan.placement = placement;
+    plan.reduce_delay = reduce_delay;
+    for (const PlaceUnit& unit : place_units(front().train[reduce_delay]))
+      plan.placement.where.try_emplace(unit.key, Where::device);
+    return placement_to_json(plan, front().numerics, front().input.profile.name);
+  }
+};
+
+inline int32_t token_at(const Config& c, uint64_t sequence, int64_t position) {
+  const auto bits = philox(c.train.seed + 77, sequence, static_cast<uint64_t>(position));
+  return static_cast<int32_t>(bits[0] % static_cast<uint64_t>(c.model.vocab));
+}
+
+// One rank that trains.
+class TinyRank {
+ public:
+  // `before` sees the arenas before the state is put there.
+  TinyRank(const Workload& workload, Communicator& communicator, const SessionOptions& options,
+           const std::function<void(Session&)>& before = {})
+      : workload_(workload), session_(workload, communicator, options) {
+    if (before) before(session_);
+    initialise_state(session_.train_schedule(), session_.homes(), session_.executor(),
+                     workload.config.train.seed);
+  }
+
+  Session& session() { return session_; }
+
+  // The step's batch is a function of (seed, step, place in the global batch).
+  StepScalars step(int64_t step) {
+    const Config& c = workload_.config;
+    for (int32_t m = 0; m < workload_.spec.micro_batches; ++m)
+      fill("train.", m, static_cast<uint64_t>((step - 1) * c.train.batch) + sequence_of(m));
+    StepScalars s;
+    s.step = static_cast<uint64_t>(step);
+    s.seed = c.train.seed;
+    s.lr = static_cast<float>(learning_rate(c.optimizer, step, c.train.steps));
+    const double t = static_cast<double>(updates_ + 1);
+    s.beta1_correction = static_cast<float>(1.0 - std::pow(c.optimizer.beta1, t));
+    s.beta2_correction = static_cast<float>(1.0 - std::pow(c.optimizer.beta2, t));
+    *session_.io<StepScalars>("train.scalars") = s;
+    session_.executor().run(0);
+    session_.executor().finish();
+    s = *session_.io<StepScalars>("train.scalars.out");
+    if (s.skip_update == 0) ++updates_;
+    return s;
+  }
+
+  double evaluate(uint64_t first_sequence) {
+    fill("evaluate.", 0, first_sequence + sequence_of(0));
+    session_.executor().run(1);
+    session_.executor().finish();
+    return *session_.io<double>("evaluate.losses");
+  }
+
+  // Bytes that the copies of `program` move on a lane in one run.
+  int64_t planned_bytes(int program, Lane lane) const {
+    const Program& p = session_.report().plan.lowered.set.programs[program];
+    int64_t bytes = 0;
+    for (const Segment& segment : p.segments)
+      for (InstrId i = segment.begin; i < segment.end; ++i)
+        if (p.instrs[i].kind == InstrKind::copy && p.instrs[i].lane == lane)
+          bytes += segment.trip * p.instrs[i].in[0].bytes();
+    return bytes;
+  }
+
+ private:
+  uint64_t sequence_of(int32_t micro) const {
+    const ParallelSpec& s = workload_.spec;
+    return static_cast<uint64_t>((micro * s.ranks + s.rank) * workload_.config.train.micro_batch);
+  }
+
+  void fill(const std::string& program, int32_t micro, uint64_t first_sequence) {
+    const Config& c = workload_.config;
+    const int64_t context = c.model.context, rows = c.train.micro_batch * context;
+    int32_t* tokens = session_.io<int32_t>(program + "tokens", micro);
+    int32_t* targets = session_.io<int32_t>(program + "targets", micro);
+    for (int64_t row = 0; row < rows; ++row) {
+      const uint64_t sequence = first_sequence + static_cast<uint64_t>(row / context);
+      const int64_t position = row % context;
+      tokens[row] = token_at(c, sequence, position);
+      const bool ignored = position % 13 == 7 && sequence % 2 == 1;
+      targets[row] = ignored ? -1 : token_at(c, sequence, position + 1);
+    }
+    if (program != "train.") return;
+    int32_t* order = session_.io<int32_t>("train.token_order", micro);
+    for (int32_t row = 0; row < rows; ++row) order[row] = row;
+    std::stable_sort(order, order + rows,
+                     [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
+  }
+
+  const Workload& workload_;
+  Session session_;
+  uint64_t updates_ = 0;
+};
+
+// Everything that a checkpoint would hold, from all ranks, and each rank's copy of the parameters.
+class StateCollector {
+ public:
+  void add(TinyRank& rank, int index) {
+    Session& s = rank.session();
+    const Graph& g = s.train_schedule().graph;
+    for (const TensorSlice& slice :
+         checkpoint_slices(s.train_schedule(), s.homes(), s.executor())) {
+      std::vector<float> values(static_cast<size_t>(slice.count));
+      if (slice.count > 0) slice.read(0, values.data(), slice.count * 4);
+      const std::lock_guard lock(mutex_);
+      std::vector<float>& whole = tensors_[slice.name];
+      whole.resize(static_cast<size_t>(slice.shape.count()), NAN);
+      std::copy(values.begin(), values.end(), whole.begin() + slice.begin);
+    }
+    for (const Home& home : s.homes()) {
+      const Tensor& t = g.tensors[home.tensor];
+      if (t.role != Role::param) continue;
+      std::vector<char> bytes(static_cast<size_t>(t.bytes()));
+      s.device().download(bytes.data(), s.executor().address(home.buffer, 0, home.offset),
+                          t.bytes());
+      const std::lock_guard lock(mutex_);
+      copies_[fmt::format("{} on rank {}", t.name, index)] = hash_bytes(bytes.data(), bytes.size());
+    }
+  }
+
+  const std::map<std::string, std::vector<float>>& tensors() const { return tensors_; }
+
+  // By tensor; equal maps are equal states.
+  std::map<std::string, uint64_t> hashes() const {
+    std::map<std::string, uint64_t> result = copies_;
+    for (const auto& [name, values] : tensors_)
+      result[name] = hash_bytes(values.data(), values.size() * 4);
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<float>> tensors_;
+  std::map<std::string, uint64_t> copies_;
+};
+
+// What of a run must not depend on the placement. Doubles as bits.
+struct Outcome {
+  std::vector<std::string> steps;  // loss and norm of each step, evaluations
+  std::map<std::string, uint64_t> state;
+
+  // "" or the first difference.
+  std::string difference(const Outcome& other) const {
+    for (size_t i = 0; i < std::max(steps.size(), other.steps.size()); ++i)
+      if (i >= steps.size() || i >= other.steps.size() || steps[i] != other.steps[i])
+        return fmt::format("\"{}\" instead of \"{}\"", i < steps.size() ? steps[i] : "nothing",
+                           i < other.steps.size() ? other.steps[i] : "nothing");
+    if (state.size() != other.state.size()) return "different tensors";
+    for (const auto& [name, hash] : state) {
+      auto it = other.state.find(name);
+      if (it == other.state.end() || it->second != hash) return "tensor " + name;
+    }
+    return "";
+  }
+};
+
+inline std::string bits_of(const std::string& what, const StepScalars& s) {
+  return fmt::format("{}: loss {:a} norm {:a} skip {}", what, s.loss, s.norm, s.skip_update);
+}
+
+}  // namespace spillway::e2e
