@@ -5,11 +5,12 @@
 namespace spillway::cpu {
 namespace {
 
-// Up to this k a task packs all of its rows of A at once and finishes C panel by panel, while they
-// are in the first-level cache; beyond, k is the outer loop and C is touched once a chunk of k.
-constexpr int64_t kResidentK = 1024;
-// Columns of a task beyond that: their sums should stay in the second-level cache.
-constexpr int64_t kLongColumns = 512;
+// Columns of a task: the sums of its block of C stay in the second-level cache while k is walked
+// through chunk by chunk.
+constexpr int64_t kMostColumns = 512;
+// Keeps the rows of the sums off a power of two apart, where they would compete for few cache
+// lines.
+constexpr int64_t kSumPadding = 16;
 // Packing a row of A, or fetching a column of B, takes about as long as this many products.
 constexpr int64_t kOverhead = 96;
 
@@ -21,26 +22,23 @@ class Cut {
  public:
   int64_t k_chunk, m_chunk, n_chunk;
   int64_t m_blocks, n_blocks;
-  bool resident;                            // see kResidentK
   bool direct;                              // the sums are C itself
   int64_t a_bytes, sum_columns, sum_bytes;  // a thread's packed A, and its sums
 
   Cut(const Gemm& g, const GemmEngine& e) {
     const int64_t chunks = std::max<int64_t>(1, ceil_div(g.k, e.k_chunk));
     k_chunk = round_up(std::max<int64_t>(1, ceil_div(g.k, chunks)), e.k_multiple);
-    resident = g.k <= kResidentK;
-    direct = g.c_dtype == Dtype::f32;
+    direct = g.c_dtype == Dtype::f32 && k_chunk >= g.k;
     choose_blocks(g, e);
-    a_bytes = round_up(packed_a_bytes(e, m_chunk, resident ? g.k : k_chunk), 64);
-    sum_columns = direct ? 0 : (resident ? e.columns : n_chunk);
+    a_bytes = round_up(packed_a_bytes(e, m_chunk, k_chunk), 64);
+    sum_columns = direct ? 0 : n_chunk + kSumPadding;
     sum_bytes = round_up(m_chunk * sum_columns * 4, 64);
   }
 
  private:
   // The blocks whose tasks, dealt to the threads, should end first.
   void choose_blocks(const Gemm& g, const GemmEngine& e) {
-    const int64_t widest = resident ? round_up(g.n, e.columns) : kLongColumns;
-    const int64_t m_least = ceil_div(g.m, e.m_chunk), n_least = ceil_div(g.n, widest);
+    const int64_t m_least = ceil_div(g.m, e.m_chunk), n_least = ceil_div(g.n, kMostColumns);
     double best = 0;
     for (int64_t m_try = m_least; m_try <= 2 * m_least + 8; ++m_try) {
       const int64_t mc = round_up(ceil_div(g.m, m_try), e.rows);
@@ -75,27 +73,14 @@ class Product {
     const int64_t rows = std::min(cut_.m_chunk, g_.m - i);
     const int64_t end = std::min(g_.n, j + cut_.n_chunk);
     char* a = slots_ + slot * (cut_.a_bytes + cut_.sum_bytes);
-    if (!cut_.resident) {
-      for (int64_t k = 0; k < g_.k; k += cut_.k_chunk) {
-        pack(i, rows, k, a);
-        multiply(i, rows, j, end - j, k, a, a);
-      }
-      finish(i, rows, j, end - j, a);
-      return;
+    for (int64_t k = 0; k < g_.k; k += cut_.k_chunk) {
+      pack(i, rows, k, a);
+      multiply(i, rows, j, end - j, k, a);
     }
-    for (int64_t k = 0; k < g_.k; k += cut_.k_chunk) pack(i, rows, k, a + chunk_offset(rows, k));
-    for (int64_t x = j; x < end; x += e_.columns) {
-      const int64_t columns = std::min<int64_t>(e_.columns, end - x);
-      for (int64_t k = 0; k < g_.k; k += cut_.k_chunk)
-        multiply(i, rows, x, columns, k, a + chunk_offset(rows, k), a);
-      finish(i, rows, x, columns, a);
-    }
+    finish(i, rows, j, end - j, a);
   }
 
  private:
-  int64_t chunk_offset(int64_t rows, int64_t k) const {
-    return k / cut_.k_chunk * packed_a_bytes(e_, rows, cut_.k_chunk);
-  }
   void pack(int64_t i, int64_t rows, int64_t k, void* to) const {
     const int64_t size = size_of(g_.dtype);
     e_.pack_a(static_cast<const char*>(g_.a.data) + (i * g_.a.row + k * g_.a.column) * size,
@@ -106,17 +91,17 @@ class Product {
     return reinterpret_cast<float*>(slot + cut_.a_bytes);
   }
   int64_t sum_stride() const { return cut_.direct ? g_.ldc : cut_.sum_columns; }
-  void multiply(int64_t i, int64_t rows, int64_t j, int64_t columns, int64_t k,
-                const void* packed_a, char* slot) const {
-    e_.multiply(rows, columns, std::min(cut_.k_chunk, g_.k - k), packed_a,
+  void multiply(int64_t i, int64_t rows, int64_t j, int64_t columns, int64_t k, char* slot) const {
+    e_.multiply(rows, columns, std::min(cut_.k_chunk, g_.k - k), slot,
                 b_ + j / e_.columns * panel_ + k * e_.columns * e_.b_bytes, panel_,
-                sums(i, j, slot), sum_stride(), k > 0 || g_.accumulate);
+                sums(i, j, slot), sum_stride(), k > 0 || (cut_.direct && g_.accumulate));
   }
   void finish(int64_t i, int64_t rows, int64_t j, int64_t columns, char* slot) const {
     if (cut_.direct && !g_.bias) return;
     const float* bias = g_.bias ? g_.bias + j : nullptr;
     char* c = static_cast<char*>(g_.c) + (i * g_.ldc + j) * size_of(g_.c_dtype);
-    e_.finish(rows, columns, sums(i, j, slot), sum_stride(), bias, c, g_.c_dtype, g_.ldc);
+    e_.finish(rows, columns, sums(i, j, slot), sum_stride(), bias, !cut_.direct && g_.accumulate, c,
+              g_.c_dtype, g_.ldc);
   }
 
   const Gemm& g_;

@@ -30,9 +30,9 @@ struct GemmEngine {
   // C[m, n] (f32, rows ldc apart) = or += A·B, of packed operands.
   void (*multiply)(int64_t m, int64_t n, int64_t k, const void* a, const void* b,
                    int64_t panel_bytes, float* c, int64_t ldc, bool accumulate);
-  // C[m, n] of `dtype` = sums (+ bias); sums may be C.
+  // C[m, n] of `dtype` = or += sums (+ bias); sums may be C.
   void (*finish)(int64_t m, int64_t n, const float* sums, int64_t stride, const float* bias,
-                 void* c, Dtype dtype, int64_t ldc);
+                 bool accumulate, void* c, Dtype dtype, int64_t ldc);
 };
 
 constexpr int64_t packed_a_bytes(const GemmEngine& e, int64_t m, int64_t k) {

@@ -21,7 +21,7 @@ void multiply_few_rows(const KernelArgs& args, Scratch& scratch) {
     for (int64_t i = 0; i < m; ++i)
       steps.row_dots(columns, k, a.dtype, w.as<char>() + j * k * size, k,
                      a.as<char>() + i * k * size, 0, sums + i * n + j);
-    engine.finish(m, columns, sums + j, n, bias ? bias + j : nullptr,
+    engine.finish(m, columns, sums + j, n, bias ? bias + j : nullptr, false,
                   y.as<char>() + j * size_of(y.dtype), y.dtype, n);
   });
 }
