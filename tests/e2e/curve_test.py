@@ -1,4 +1,4 @@
-"""A 300-step curve on the shipped text, beside PyTorch from the same weights on the same batches."""
+"""A 300-step curve on the shipped text beside PyTorch's: the same weights, the same batches."""
 # needs: torch
 import json
 import os
@@ -49,8 +49,10 @@ def torch_curve(c, weights, tokens, targets, rates):
     p = {name: weights[name].clone().requires_grad_() for name in weights}
     o = c["optimizer"]
     # As ours: no decay on norms and biases.
-    groups = [{"params": [w for w in p.values() if w.dim() == 2], "weight_decay": o["weight_decay"]},
-              {"params": [w for w in p.values() if w.dim() != 2], "weight_decay": 0.0}]
+    matrices = [w for w in p.values() if w.dim() == 2]
+    vectors = [w for w in p.values() if w.dim() != 2]
+    groups = [{"params": matrices, "weight_decay": o["weight_decay"]},
+              {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=o["betas"], eps=o["eps"])
     losses, norms = [], []
     for step, rate in enumerate(rates):

@@ -1,6 +1,6 @@
-"""The model families in PyTorch, parameter for parameter: what goldens, curves and speed are compared
-with. A model is a dict with the keys of a config's "model" section, all of them present; its
-parameters are a dict of tensors named as in our checkpoints.
+"""The model families in PyTorch, parameter for parameter: what goldens, curves and speed are
+compared with. A model is a dict with the keys of a config's "model" section, all of them present;
+its parameters are a dict of tensors named as in our checkpoints.
 """
 
 import math
