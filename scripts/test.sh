@@ -4,6 +4,7 @@
 # --without torch     leaves out what compares with PyTorch (a download of some hundred MB)
 # --without tmpfs     leaves out the test of a full disk (mounting needs root)
 # --without sanitizers  leaves out the builds with ASan, UBSan and TSan
+# --without fuzz      leaves out the fuzzing of config and token files
 # --long              longer campaigns of the random tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,8 +21,8 @@ done
 leave_out() { [[ " ${without[*]-} " == *" $1 "* ]]; }
 for name in "${without[@]-}"; do
   case $name in
-    "" | torch | tmpfs | sanitizers) ;;
-    *) echo "test.sh: --without $name: expected torch, tmpfs or sanitizers" >&2; exit 2 ;;
+    "" | torch | tmpfs | sanitizers | fuzz) ;;
+    *) echo "test.sh: --without $name: expected torch, tmpfs, sanitizers or fuzz" >&2; exit 2 ;;
   esac
 done
 
@@ -72,6 +73,15 @@ else
       failed=$((failed + 1))
     fi
   done
+fi
+
+if leave_out fuzz; then
+  skipped+=("fuzzing")
+elif scripts/test_fuzz.sh; then
+  passed=$((passed + 1))
+else
+  echo "FAILED: scripts/test_fuzz.sh"
+  failed=$((failed + 1))
 fi
 
 for name in "${skipped[@]-}"; do [ -z "$name" ] || echo "skipped: $name"; done

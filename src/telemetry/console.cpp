@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 #include "config/config.h"
 
@@ -31,6 +33,18 @@ spdlog::logger& log_to(bool standard_error) {
   return standard_error ? *loggers.second : *loggers.first;
 }
 
+// Whether a person sees standard output. Under mpirun a rank writes to a pseudo-terminal of the
+// launcher's, so what counts is where the launcher writes.
+bool shown_on_terminal() {
+  if (isatty(STDOUT_FILENO) != 1) return false;
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) return true;
+  char target[256];
+  const std::string link = fmt::format("/proc/{}/fd/1", getppid());
+  const ssize_t length = readlink(link.c_str(), target, sizeof target);
+  const std::string_view path(target, length > 0 ? static_cast<size_t>(length) : 0);
+  return path.starts_with("/dev/pts/") || path.starts_with("/dev/tty");
+}
+
 constexpr double kLineSeconds = 2;  // between two lines of a log
 constexpr int kBarWidth = 20;
 
@@ -45,7 +59,7 @@ std::string format_duration(double seconds) {
 }
 
 Console::Console(bool enabled, int64_t total_steps)
-    : enabled_(enabled), terminal_(isatty(STDOUT_FILENO) == 1), total_steps_(total_steps) {}
+    : enabled_(enabled), terminal_(shown_on_terminal()), total_steps_(total_steps) {}
 
 Console::~Console() { clear_bar(); }
 
