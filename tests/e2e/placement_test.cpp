@@ -248,6 +248,7 @@ TEST(Placement, NeverChangesABit) {
   const char* given = std::getenv("SPILLWAY_SEED");
   const uint64_t seed = given != nullptr ? std::stoull(given) : std::random_device{}();
   fmt::print("seed {} (SPILLWAY_SEED repeats it)\n", seed);
+  std::fflush(stdout);  // a crash must not take it along
   std::mt19937_64 random(seed);
   Counts counts;
   const int variants = times(kVariants);
