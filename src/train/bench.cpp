@@ -154,7 +154,7 @@ void bench_overlap(Config config, int64_t repeat) {
   }
   constexpr double kCopyShare = 0.6;
   streaming.hardware.link =
-      static_cast<double>(std::max(bytes[0], bytes[1])) / (kCopyShare * median(plain_seconds));
+      static_cast<double>(bytes[0] + bytes[1]) / (kCopyShare * median(plain_seconds));
   Stepper streamed(streaming, threads);
   streamed.step();
   plain_seconds.clear();

@@ -18,9 +18,10 @@ struct BenchOptions {
 
 // gemm:    GFLOP/s of packed matrix products on three large shapes, ours beside oneDNN's.
 // step:    median step time of a config, GFLOP/s, and the share of the best GEMM of the same run.
-// overlap: the link paced so that a step's copies take 60 % of the all-resident step, activations
-//          and moments streaming both ways: step time against all-resident, interleaved, and the
-//          share of copy seconds that ran under compute.
+// overlap: the link paced so that a step's copies, both ways together, take 60 % of the
+// all-resident
+//          step; activations and moments stream. Step time against all-resident, interleaved, and
+//          the share of copy seconds that ran under compute.
 // Throws Error(bad_input) for another word.
 ExitCode bench_command(const BenchOptions& options);
 
