@@ -62,7 +62,7 @@ class Readme(unittest.TestCase):
                             words[words.index("--stop-at") + 1] = "2"
                     words = [re.sub(r"runs/\w+/checkpoints/step_\d+",
                                     lambda m: str(self.newest(folder)), w) for w in words]
-                    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT,
+                    done = subprocess.run(words, capture_output=True, text=True, errors="replace", cwd=ROOT,
                                           env=ENVIRONMENT, timeout=300)
                     expected = 75 if "--stop-at" in words else 0
                     self.assertEqual(done.returncode, expected, done.stdout + done.stderr)
