@@ -22,10 +22,8 @@ class Hasher {
     bytes(s.data(), s.size());
   }
   template <class T>
-    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
-  void value(T v) {
-    bytes(&v, sizeof v);
-  }
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void value(T v) { bytes(&v, sizeof v); }
   uint64_t digest() const;
 
  private:

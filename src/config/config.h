@@ -104,7 +104,7 @@ struct Config {
   OptimizerConfig optimizer;
   MemoryConfig memory;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
-  // "moments@0-3,5" → "device"; in file order, later pins win. Syntax and layers are checked by
+  // "moments@0-3,5" → "device"; in file order. Syntax and layers are checked by
   // parse_config, names by whoever knows the graph.
   std::vector<std::pair<std::string, std::string>> place;
   ParallelConfig parallel;

@@ -27,8 +27,9 @@ class GraphBuilder {
 
   // For backward rules.
   TensorId temp(const std::string& name, Dtype dtype, Dims dims);  // activation role, this layer
-  TensorId accumulator(TensorId param);  // a new f32 gradient accumulator of this use, in Param::grads
-  Node& emit(Node node);                 // sets layer and Pass::backward
+  TensorId accumulator(
+      TensorId param);    // a new f32 gradient accumulator of this use, in Param::grads
+  Node& emit(Node node);  // sets layer and Pass::backward
   const Tensor& tensor(TensorId id) const { return graph.tensors[id]; }
 };
 

@@ -4,9 +4,7 @@
 
 namespace spillway {
 
-int64_t block_elements(int64_t count) {
-  return std::clamp<int64_t>(ceil_div(count, 64), 1, 65536);
-}
+int64_t block_elements(int64_t count) { return std::clamp<int64_t>(ceil_div(count, 64), 1, 65536); }
 
 Range shard_of(int64_t total, int rank, int ranks) {
   const int64_t block = block_elements(total);

@@ -25,7 +25,7 @@ enum class Role : uint8_t {
   activation,  // forward values and their gradients, alive within a micro-batch
   scalar,      // step scalars, losses, norm partials
   kv_cache,
-  staging,     // received pieces of gradients
+  staging,  // received pieces of gradients
 };
 
 enum class Pass : uint8_t { forward, backward, reduce, update };

@@ -20,8 +20,8 @@ constexpr int kOpCount = static_cast<int>(OpKind::count_);
 struct StepScalars {
   uint64_t step = 0, seed = 0;  // step counts from 1 for the first update
   float lr = 0, beta1_correction = 1, beta2_correction = 1;  // 1 - beta^t, t = updates applied + 1
-  float clip_scale = 1;                                       // written by norm_finish
-  uint32_t skip_update = 0;                                   // written by norm_finish: 1 if not finite
+  float clip_scale = 1;                                      // written by norm_finish
+  uint32_t skip_update = 0;  // written by norm_finish: 1 if not finite
   int32_t position = 0;      // decoding: tokens already in the KV cache
   int32_t count = 0;         // decoding: live tokens of this call
   uint32_t reserved = 0;
@@ -33,11 +33,11 @@ struct StepScalars {
 struct Attrs {
   int32_t batch = 0, context = 0;  // sequences and tokens a sequence of one micro-batch
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  int32_t vocab = 0;   // live vocabulary; columns beyond it are padding
-  int32_t chunk = 0;   // head_loss: tokens whose logits are alive at once
+  int32_t vocab = 0;                       // live vocabulary; columns beyond it are padding
+  int32_t chunk = 0;                       // head_loss: tokens whose logits are alive at once
   int32_t ranks = 1, rank = 0, inner = 1;  // rank_sum: group, own place, width of the inner tree
-  int32_t block = 0;   // norm_partials: elements a block
-  int32_t micro_batches = 1;  // head_loss: elements of `losses`
+  int32_t block = 0;                       // norm_partials: elements a block
+  int32_t micro_batches = 1;               // head_loss: elements of `losses`
   bool residual = false, bias = false, qk_norm = false, decode = false, llama3_rope = false;
   bool f32_out = false;  // matmul: y is f32 whatever the inputs are (logits)
   float eps = 0;

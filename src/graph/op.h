@@ -17,9 +17,9 @@ struct TensorType {
 };
 
 struct Cost {
-  double flops = 0;           // multiply and add count two
-  double bytes = 0;           // read + written
-  bool gemm = false;          // bound by the matrix units (else by memory)
+  double flops = 0;   // multiply and add count two
+  double bytes = 0;   // read + written
+  bool gemm = false;  // bound by the matrix units (else by memory)
   bool attention = false;
 };
 
@@ -30,9 +30,9 @@ struct OpCase {
   std::vector<TensorType> in, out;
   // ‖a−b‖/‖b‖ against the double reference: of outputs in f32 and f64, of outputs in bf16.
   double f32_tolerance = 1e-5, bf16_tolerance = 2e-2;
-  std::vector<int32_t> accumulate;                      // outputs that are f32 accumulators
-  std::vector<std::pair<int32_t, int32_t>> in_place;    // (out, in) that are always one tensor
-  std::vector<std::pair<int32_t, int32_t>> may_alias;   // (out, in) that may share their bytes
+  std::vector<int32_t> accumulate;                     // outputs that are f32 accumulators
+  std::vector<std::pair<int32_t, int32_t>> in_place;   // (out, in) that are always one tensor
+  std::vector<std::pair<int32_t, int32_t>> may_alias;  // (out, in) that may share their bytes
 };
 
 class GraphBuilder;

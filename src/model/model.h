@@ -22,11 +22,12 @@ struct GraphShape {
 Graph build_model(const ModelConfig& model, Precision precision, int64_t loss_chunk,
                   const GraphShape& shape, GraphMode mode);
 
-// Tokens whose logits are alive at once when the config leaves it to us: about 64 MiB of f32 logits,
-// at least 128 tokens, and a divisor of nothing in particular (the last chunk is shorter).
+// Tokens whose logits are alive at once when the config leaves it to us: about 64 MiB of f32
+// logits, at least 128 tokens, and a divisor of nothing in particular (the last chunk is shorter).
 int64_t default_loss_chunk(int64_t padded_vocab, int64_t tokens);
 
 int64_t parameter_count(const ModelConfig& model);  // live elements, tied head counted once
-double model_flops_per_token(const ModelConfig& model);  // 6 N + 12 L C h_attention, forward + backward
+double model_flops_per_token(
+    const ModelConfig& model);  // 6 N + 12 L C h_attention, forward + backward
 
 }  // namespace spillway
