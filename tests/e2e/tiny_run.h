@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -26,7 +27,10 @@
 namespace spillway::e2e {
 
 // SPILLWAY_LONG=1 in the environment: longer runs of the random tests.
-inline int times(int count) { return std::getenv("SPILLWAY_LONG") != nullptr ? 5 * count : count; }
+inline int times(int count) {
+  const char* value = std::getenv("SPILLWAY_LONG");
+  return value != nullptr && std::string_view(value) == "1" ? 5 * count : count;
+}
 
 // Calls body(rank, communicator) on a thread for each rank and rethrows what was thrown first.
 inline void on_ranks(int ranks, const std::function<void(int, Communicator&)>& body) {
