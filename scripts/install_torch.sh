@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs PyTorch into a private environment, for the comparisons of tests and benchmarks, and
-# prints the command that runs its Python. Does nothing where it is already there.
+# Installs PyTorch, safetensors and tokenizers into a private environment, for the comparisons of
+# tests and benchmarks, and prints the command that runs its Python. Does nothing where it is already there.
 # Folder: ${SPILLWAY_CACHE:-$HOME/.cache/spillway}/venv
 set -euo pipefail
 
@@ -18,11 +18,11 @@ toolkit=$(ls -d /usr/local/cuda*/lib64 /usr/local/cuda*/lib 2>/dev/null | while 
   fi
 done)
 
-if ! { [ -x "$python" ] && "$python" -c "import torch, numpy, safetensors; assert torch.__version__.startswith('$version')"; } 2>/dev/null; then
+if ! { [ -x "$python" ] && "$python" -c "import torch, numpy, safetensors, tokenizers; assert torch.__version__.startswith('$version')"; } 2>/dev/null; then
   mkdir -p "$cache"
   [ -x "$venv/bin/python" ] || python3 -m venv "$venv" >&2
   pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
-  small=(numpy safetensors sympy networkx jinja2 filelock typing_extensions fsspec mpmath markupsafe
+  small=(numpy safetensors tokenizers sympy networkx jinja2 filelock typing_extensions fsspec mpmath markupsafe
     "setuptools>=77.0.3")
   "${pip[@]}" "${small[@]}" >&2
   if [ -n "$toolkit" ]; then

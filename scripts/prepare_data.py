@@ -130,17 +130,19 @@ def vocabulary(tokenizer):
 
 
 def encode_all(args, tokenizer, end, out, typecode, progress):
-    count = 0
+    """Returns how many ids were written, and how many of them stand for text."""
+    count = of_text = 0
     for path in args.inputs:
         json_lines = args.field is not None or path.endswith((".jsonl", ".ndjson"))
         pieces = read_json_lines(path, args.field or "text") if json_lines else read_text(path)
         batch = []
 
         def flush():
-            nonlocal count
+            nonlocal count, of_text
             encoded = tokenizer.encode_batch([p[0] for p in batch], add_special_tokens=False)
             for (_, size, is_end), encoding in zip(batch, encoded):
                 ids = array.array(typecode, encoding.ids)
+                of_text += len(ids)
                 if is_end and end is not None:
                     ids.append(end)
                 if sys.byteorder == "big":
@@ -158,7 +160,7 @@ def encode_all(args, tokenizer, end, out, typecode, progress):
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not UTF-8: {error.reason}")
         flush()
-    return count
+    return count, of_text
 
 
 def run(args):
@@ -179,8 +181,8 @@ def run(args):
         with open(partial, "wb") as out:
             if narrow:
                 out.write(bytes(HEADER_INTS * 4))
-            count = encode_all(args, tokenizer, end, out, "H" if narrow else "I", progress)
-            if count == 0:
+            count, of_text = encode_all(args, tokenizer, end, out, "H" if narrow else "I", progress)
+            if of_text == 0:
                 raise InputError("the inputs hold no text")
             if narrow:
                 if count > MAX_TOKENS:

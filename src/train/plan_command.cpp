@@ -43,6 +43,7 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   j["host_budget_bytes"] = w.input.budgets.host;
   j["device_bytes_by_class"] = r.plan.device.by_class;
   j["host_bytes_by_class"] = r.plan.host.by_class;
+  j["process_reserve_bytes"] = kProcessReserveBytes;
   return j;
 }
 
@@ -79,6 +80,9 @@ void print_report(const PlanReport& r, const Workload& w) {
              format_bytes(w.input.budgets.host));
   print_classes(p.device, p.host);
   print_decisions(p.placement);
+  fmt::print(
+      "  besides the arenas         {:>12} of host memory a rank at most (process, libraries)\n",
+      format_bytes(kProcessReserveBytes));
   fmt::print("  minimum device memory      {:>12}\n", format_bytes(r.device_minimum_bytes));
   fmt::print("  all resident               {:>12}, {:.2f} ms a step\n",
              format_bytes(r.all_resident_device_bytes), 1e3 * r.all_resident_step_seconds);

@@ -15,6 +15,10 @@ struct Topology {
   int threads = 1;  // compute threads of this rank
 };
 
+// What a rank's process may hold in host memory besides its arenas: code, libraries, tables. An
+// upper bound, the same for every model.
+constexpr int64_t kProcessReserveBytes = int64_t{512} << 20;
+
 // Holds what PlanInput points to; not copied or moved once made.
 struct Workload {
   Workload(const Config& config, const Topology& topology);

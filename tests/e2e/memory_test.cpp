@@ -421,9 +421,6 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// What a process may hold besides its arenas: code, libraries, data, tables.
-constexpr int64_t kReserve = int64_t{512} << 20;
-
 TEST(Holds, NoMoreThanItsArenasAndAConstantReserve) {
   if (!SPILLWAY_OWN_MALLOC) GTEST_SKIP() << "sanitizers hold memory of their own";
   std::vector<int64_t> besides;
@@ -438,9 +435,9 @@ TEST(Holds, NoMoreThanItsArenasAndAConstantReserve) {
       const int64_t arenas = plan.device.peak + plan.host.peak;
       besides.push_back(resident_bytes() - arenas);
       fmt::print("hidden {}: arenas {}, besides {} of a reserve of {}\n", hidden, arenas,
-                 besides.back(), kReserve);
+                 besides.back(), kProcessReserveBytes);
     });
-    EXPECT_LE(besides.back(), kReserve);
+    EXPECT_LE(besides.back(), kProcessReserveBytes);
   }
   // The second model is some forty times the first: nothing of its size stands beside the arenas.
   EXPECT_LE(besides[1] - besides[0], int64_t{64} << 20);
