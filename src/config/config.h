@@ -77,7 +77,7 @@ struct MemoryConfig {
 };
 
 struct ParallelConfig {
-  int zero = 1;              // 0 or 1
+  int zero = 1;              // 0 … 3
   int64_t reduce_every = 0;  // micro-batches summed on a rank before ranks are; 0: all
   int64_t tree = 0;          // inner width of the reduction tree; 0: auto
   bool operator==(const ParallelConfig&) const = default;

@@ -26,6 +26,9 @@ enum class Role : uint8_t {
   scalar,      // step scalars, losses, norm partials
   kv_cache,
   staging,  // received pieces of gradients
+  // Without a home: they exist only in slots of rings, while their layer runs.
+  gathered,      // a parameter put together from every rank's shard
+  partial_grad,  // f32 gradient accumulator of one reduction, summed over ranks into a grad
 };
 
 enum class Pass : uint8_t { forward, backward, reduce, update };
@@ -50,14 +53,19 @@ struct Operand {
   bool accumulate = false;        // output only: adds to what is there except at the group's first
 };
 
-// One send or receive of an exchange: `operand` indexes `in` (send) or `out` (receive).
+// One send or receive of an exchange: `operand` indexes `in` (send) or `out` (receive). No rank
+// talks to itself.
 struct Transfer {
   int32_t peer = 0;
   bool send = false;
   int32_t operand = 0;
 };
 
-enum class NodeKind : uint8_t { op, exchange };
+enum class NodeKind : uint8_t {
+  op,
+  exchange,
+  copy,  // in[0] → out[0], as many bytes; before the exchange that it goes with
+};
 
 // The same tensor range in `in` and `out` is an update in place. `alias` lists other pairs
 // (out index, in index) where the output takes over the bytes of an input that dies there.
@@ -79,12 +87,14 @@ enum class Init : uint8_t { normal, ones, zeros };
 
 struct Param {
   TensorId param = kNone, master = kNone, moment1 = kNone, moment2 = kNone;
+  TensorId shard = kNone;       // this rank's part, where `param` is gathered before use
   std::vector<TensorId> grads;  // one accumulator a use, in order of use; added into grads[0]
   bool decay = false;
   Init init = Init::zeros;
   double std = 0;
   Dims live;  // global shape without vocabulary padding: what a checkpoint holds
-  TensorId state() const { return master != kNone ? master : param; }  // the f32 truth
+  TensorId home() const { return shard != kNone ? shard : param; }      // what outlives a layer
+  TensorId state() const { return master != kNone ? master : home(); }  // the f32 truth
 };
 
 struct Graph {

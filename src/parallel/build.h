@@ -11,8 +11,9 @@ namespace spillway {
 ParallelSpec parallel_spec(const Config& config, int rank, int ranks, int ranks_on_node);
 
 // forward graph (GraphMode::train) → the train schedule of one rank.
-// `reduce_delay`: the sum over ranks of a layer is issued after the backward pass of the layer
-// below it, so that communication overlaps it; 0 issues it at once (one gradient slot suffices).
+// `reduce_delay` 1: the sum over ranks of a layer is issued after the backward pass of the layer
+// below it, and parameters are gathered one layer early, so that communication overlaps compute;
+// 0 issues both at once (one slot of each ring suffices).
 Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
                               const ParallelSpec& spec, int reduce_delay);
 

@@ -14,7 +14,9 @@ namespace spillway {
 // Numerics of the sums over ranks and micro-batches.
 struct ParallelSpec {
   int32_t ranks = 1, rank = 0;
-  int32_t zero = 0;           // 0 or 1
+  // What is sharded over ranks: 0 nothing, 1 optimizer state, 2 and gradients (once they are summed
+  // over ranks; before, only where every micro-batch is reduced), 3 and parameters.
+  int32_t zero = 0;
   int32_t micro_batches = 1;  // a step on one rank
   int32_t reduce_every = 1;   // micro-batches summed on a rank before ranks are summed; divides
   int32_t tree = 1;           // inner width of the reduction tree

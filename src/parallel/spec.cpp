@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "base/error.h"
 #include "parallel/build.h"
+#include "parallel/gather.h"
 
 namespace spillway {
 
@@ -41,8 +43,15 @@ Schedule build_forward_schedule(const std::string& name, const Graph& forward,
   schedule.spec = spec;
   Stage stage;
   stage.name = name;
-  stage.nodes.resize(forward.nodes.size());
-  std::iota(stage.nodes.begin(), stage.nodes.end(), 0);
+  std::map<NodeId, std::vector<NodeId>> gathers;
+  if (spec.ranks > 1 && spec.zero == 3) {
+    shard_parameters(schedule.graph, spec.ranks);
+    gathers = add_gathers(schedule.graph, spec.rank, spec.ranks, 1);
+  }
+  for (NodeId id = 0; id < static_cast<NodeId>(forward.nodes.size()); ++id) {
+    stage.nodes.insert(stage.nodes.end(), gathers[id].begin(), gathers[id].end());
+    stage.nodes.push_back(id);
+  }
   schedule.stages.push_back(std::move(stage));
   return schedule;
 }

@@ -1,5 +1,6 @@
 // Backward pass, optimizer state, sums over ranks and updates, put into stages.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "base/error.h"
 #include "graph/builder.h"
 #include "parallel/build.h"
+#include "parallel/gather.h"
 #include "parallel/units.h"
 
 namespace spillway {
@@ -20,10 +22,15 @@ class TrainSchedule {
     schedule_.name = "train";
     schedule_.spec = spec;
     schedule_.graph = differentiate(forward);
+    passes_ = static_cast<NodeId>(graph().nodes.size());
   }
 
   Schedule build() {
     units_ = make_units(graph(), spec_.ranks);
+    if (sharded_parameters()) {
+      shard_parameters(graph(), spec_.ranks);
+      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, delay_);
+    }
     add_state();
     add_losses();
     for (const Unit& unit : units_) {
@@ -51,7 +58,14 @@ class TrainSchedule {
   const std::string& name(const Param& p) const { return tensor(p.param).name; }
   bool several_ranks() const { return spec_.ranks > 1; }
   bool sharded_state() const { return several_ranks() && spec_.zero >= 1; }
-  bool separate_sum() const { return spec_.reduce_every < spec_.micro_batches; }
+  bool sharded_parameters() const { return several_ranks() && spec_.zero >= 3; }
+  // Accumulators hold one micro-batch and die once it is summed over ranks.
+  bool sharded_gradients() const {
+    return several_ranks() && spec_.zero >= 2 && spec_.reduce_every == 1;
+  }
+  bool separate_sum() const {
+    return spec_.reduce_every < spec_.micro_batches || sharded_gradients();
+  }
   Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
   Range part(const Piece& piece, int rank) const {
     return owned_part(piece, total(schedule_.graph.params[piece.param]), rank, spec_.ranks);
@@ -94,6 +108,11 @@ class TrainSchedule {
       if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
       const int32_t layer = tensor(p.param).layer;
       const int64_t capacity = shard_capacity(total(p), spec_.ranks);
+      if (sharded_gradients())
+        for (const TensorId grad : p.grads) {
+          graph().tensors[grad].role = Role::partial_grad;
+          graph().tensors[grad].place = "gradient_accumulators";
+        }
       const Dims dims = sharded_state() ? Dims(capacity) : tensor(p.param).dims;
       const std::string base = name(p);
       TensorId master = kNone;
@@ -281,14 +300,10 @@ class TrainSchedule {
   std::vector<NodeId> micro_batch_nodes(bool reduces, bool last_group) const {
     const Graph& g = schedule_.graph;
     std::vector<NodeId> complete_after(static_cast<size_t>(g.layers) + 2, kNone);
-    NodeId passes = 0;
-    for (; passes < static_cast<NodeId>(g.nodes.size()); ++passes) {
-      const Node& node = g.nodes[passes];
-      if (node.pass != Pass::forward && node.pass != Pass::backward) break;
-      for (const Operand& out : node.out)
-        if (tensor(out.tensor).role == Role::grad)
-          complete_after[tensor(out.tensor).layer] = passes;
-    }
+    for (NodeId id = 0; id < passes_; ++id)
+      for (const Operand& out : g.nodes[id].out)
+        if (tensor(out.tensor).role == Role::grad || tensor(out.tensor).role == Role::partial_grad)
+          complete_after[tensor(out.tensor).layer] = id;
     std::vector<NodeId> nodes;
     std::vector<const UnitSteps*> sent;
     size_t summed_units = 0;
@@ -301,7 +316,9 @@ class TrainSchedule {
         if (last_group) append(sent[summed_units]->finish_step);
       }
     };
-    for (NodeId id = 0; id < passes; ++id) {
+    for (NodeId id = 0; id < passes_; ++id) {
+      if (const auto gathers = gathers_.find(id); gathers != gathers_.end())
+        append(gathers->second);
       nodes.push_back(id);
       if (!reduces) continue;
       for (int32_t layer = g.layers + 1; layer >= 0; --layer) {
@@ -360,7 +377,7 @@ class TrainSchedule {
       unit_ = static_cast<int32_t>(&unit - units_.data());
       for (const Piece& piece : unit.pieces)
         for (Node& node : updates(piece)) add(std::move(node), unit.layer);
-      if (!sharded_state()) continue;
+      if (!sharded_state() || sharded_parameters()) continue;
       Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
       for (const Piece& piece : unit.pieces) {
         const TensorId param = graph().params[piece.param].param;
@@ -408,7 +425,8 @@ class TrainSchedule {
       node.attrs.eps = static_cast<float>(optimizer_.eps);
       node.attrs.weight_decay = p.decay ? static_cast<float>(optimizer_.weight_decay) : 0.0f;
       const Operand grad = own ? summed(piece.param, r) : range(p.grads[0], r.begin, r.count);
-      const Operand param = range(p.param, r.begin, r.count);
+      const Operand param = p.shard == kNone ? range(p.param, r.begin, r.count)
+                                             : range(p.shard, state_begin, r.count);
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
       const Operand m = range(p.moment1, state_begin, r.count);
       const Operand v = range(p.moment2, state_begin, r.count);
@@ -427,6 +445,8 @@ class TrainSchedule {
   ParallelSpec spec_;
   int delay_;
   Schedule schedule_;
+  NodeId passes_ = 0;                              // nodes before it are forward and backward ones
+  std::map<NodeId, std::vector<NodeId>> gathers_;  // by the node that they go before
   std::vector<Unit> units_;
   std::vector<UnitSteps> steps_;         // by unit
   int32_t unit_ = kNone;                 // that the nodes being added belong to

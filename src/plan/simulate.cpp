@@ -11,7 +11,9 @@ double seconds_of(const Program& program, const Instr& instr, const HardwareProf
                   bool bf16) {
   switch (instr.kind) {
     case InstrKind::copy: {
-      const double rate = instr.lane == Lane::h2d ? profile.h2d_bandwidth : profile.d2h_bandwidth;
+      const double rate = instr.lane == Lane::h2d   ? profile.h2d_bandwidth
+                          : instr.lane == Lane::d2h ? profile.d2h_bandwidth
+                                                    : profile.memory_bandwidth / 2;
       return profile.copy_seconds + static_cast<double>(instr.in[0].bytes()) / rate;
     }
     case InstrKind::exchange: {

@@ -198,8 +198,10 @@ class Lowering {
     const Item& item = plan.items[index];
     const Node& node = item.node;
     Instr i;
-    i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange : InstrKind::op;
-    i.lane = node.kind == NodeKind::exchange ? Lane::comm : Lane::compute;
+    i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange
+             : node.kind == NodeKind::copy   ? InstrKind::copy
+                                             : InstrKind::op;
+    i.lane = node.kind == NodeKind::op ? Lane::compute : Lane::comm;
     i.op = node.op;
     i.name = node.name;
     i.accumulate = item.accumulate;
@@ -218,7 +220,7 @@ class Lowering {
     if (i.kind == InstrKind::exchange) {
       i.sequence = sequence_++;
       for (const Transfer& t : node.transfers) i.transfers.push_back({t.peer, t.send, t.operand});
-    } else {
+    } else if (i.kind == InstrKind::op) {
       i.attrs = static_cast<int32_t>(program_->attrs.size());
       program_->attrs.push_back(node.attrs);
       if (op_def(node.op).workspace != nullptr) {
@@ -357,8 +359,8 @@ class Lowering {
     };
     for (const Param& p : g.params) {
       const int64_t total = g.tensors[p.param].dims.count();
-      const bool sharded = spec.zero == 1 && spec.ranks > 1;
-      add(p.param, false, total);
+      const bool sharded = spec.zero >= 1 && spec.ranks > 1;
+      add(p.home(), p.shard != kNone, total);
       add(p.master, sharded, total);
       add(p.moment1, sharded, total);
       add(p.moment2, sharded, total);

@@ -23,6 +23,8 @@ Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Insta
     case Role::kv_cache:
       return Store::fixed;
     case Role::staging:
+    case Role::gathered:
+    case Role::partial_grad:
       return Store::ring;
     case Role::param:
     case Role::master:
@@ -47,6 +49,10 @@ namespace {
 
 // Vocabulary tables pass through rings of their own, so that they do not set the slot size of the
 // blocks; updates are cut into units of about a block's size and use the blocks' ring.
+bool homeless(Role role) {
+  return role == Role::staging || role == Role::gathered || role == Role::partial_grad;
+}
+
 std::string ring_name(const Graph& g, const Tensor& t, Phase phase) {
   if (t.role == Role::activation || t.role == Role::staging) return t.place;
   if (phase == Phase::update || (t.layer >= 1 && t.layer <= g.layers)) return t.place + "/block";
@@ -59,7 +65,7 @@ UseKey key_of(const Graph& g, const Tensor& t, const Item& item) {
   const std::string ring = ring_name(g, t, item.phase);
   const int32_t phase = static_cast<int32_t>(item.phase);
   if (t.role == Role::staging) return {ring, item.node.unit, phase, 0};
-  if (t.role == Role::activation) return {ring, t.layer, phase, 0};
+  if (t.role == Role::activation || t.role == Role::partial_grad) return {ring, t.layer, phase, 0};
   if (item.phase == Phase::update) return {ring, item.node.unit, phase, 0};
   return {ring, t.layer, phase, item.node.layer};
 }
@@ -143,7 +149,7 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
       for (auto& [tensor, piece] : use.pieces) {
         const Role role = g.tensors[tensor].role;
         if (piece.written.empty() || role == Role::param || role == Role::master ||
-            role == Role::moment)
+            role == Role::moment || homeless(role))
           continue;
         Hull needed;
         for (size_t later = s; later < stages.size(); ++later) {
@@ -184,9 +190,11 @@ void size_rings(const Schedule& schedule, const Placement& placement,
       const Tensor& first = g.tensors[uses[0]->pieces.begin()->first];
       Ring& ring = rings[name];
       ring.place = first.place;
-      ring.has_home = first.role != Role::staging;
-      int32_t slots =
-          std::min<int32_t>(placement.slots_of(first.place), static_cast<int32_t>(uses.size()));
+      ring.has_home = !homeless(first.role);
+      // What gathers and reduces ahead overlaps by itself.
+      const int32_t wanted =
+          ring.has_home || first.role == Role::staging ? placement.slots_of(first.place) : 1;
+      int32_t slots = std::min<int32_t>(wanted, static_cast<int32_t>(uses.size()));
       const auto overlaps = [&] {
         for (size_t u = slots; u < uses.size(); ++u)
           if (uses[u]->first <= uses[u - slots]->last) return true;

@@ -32,7 +32,7 @@ struct HomeOf {
 std::map<TensorId, HomeOf> owners(const Graph& g) {
   std::map<TensorId, HomeOf> result;
   for (const Param& p : g.params) {
-    result[p.param] = {&p, Part::weights};
+    result[p.home()] = {&p, Part::weights};
     if (p.master != kNone) result[p.master] = {&p, Part::weights};
     if (p.moment1 != kNone) result[p.moment1] = {&p, Part::moment1};
     if (p.moment2 != kNone) result[p.moment2] = {&p, Part::moment2};
@@ -129,7 +129,7 @@ std::vector<TensorSlice> checkpoint_slices(const Schedule& train, const std::vec
     const HomeOf& owner = owner_of.at(home.tensor);
     const Param& p = *owner.param;
     // The bf16 copy is the master's rounding and is not stored.
-    if (home.tensor == p.param && p.master != kNone) continue;
+    if (home.tensor == p.home() && p.master != kNone) continue;
     const int64_t total = g.tensors[p.param].dims.count();
     const Range own = shard_of(total, train.spec.rank, train.spec.ranks);
     const int64_t end = std::min(own.begin + own.count, p.live.count());

@@ -125,8 +125,7 @@ class InstrCheck {
   void kind() {
     const Instr& i = *instr_;
     const bool op = i.kind == InstrKind::op, exchange = i.kind == InstrKind::exchange;
-    const bool copy_lane = i.lane == Lane::h2d || i.lane == Lane::d2h;
-    if (op ? i.lane != Lane::compute : exchange ? i.lane != Lane::comm : i.lane == Lane::comm)
+    if (op ? i.lane != Lane::compute : exchange && i.lane != Lane::comm)
       add(fmt::format("does not belong on lane {}", lane_name(i.lane)));
     if (!exchange && !i.transfers.empty()) add("transfers outside an exchange");
     if (op) {
@@ -138,10 +137,8 @@ class InstrCheck {
       if (i.in.size() != 1 || i.out.size() != 1 || i.workspace.buffer != -1)
         return add("a copy is from one operand to one operand");
       if (i.in[0].bytes() != i.out[0].bytes()) add("a copy between ranges of different sizes");
-      if (copy_lane || i.lane == Lane::compute) {
-        tiers(i.in, i.lane == Lane::h2d ? Tier::host : Tier::device);
-        tiers(i.out, i.lane == Lane::d2h ? Tier::host : Tier::device);
-      }
+      tiers(i.in, i.lane == Lane::h2d ? Tier::host : Tier::device);
+      tiers(i.out, i.lane == Lane::d2h ? Tier::host : Tier::device);
     }
     if (exchange) transfers();
   }

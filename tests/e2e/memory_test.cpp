@@ -314,35 +314,56 @@ TEST(Saved, EachClassAloneSavesWhatItsShapesSay) {
   }
 }
 
-TEST(Saved, ZeroOneSharesMomentsAndMasters) {
+// Bytes of all tensors of a class that outlive a micro-batch, in either tier, without the rings:
+// those are windows on what stands in the other tier.
+int64_t held_bytes(const ProgramSet& set, const std::string& place) {
+  int64_t held = 0;
+  for (const Buffer& b : set.buffers)
+    if (b.place == place && !b.name.starts_with("ring ")) held += b.bytes * b.versions;
+  return held;
+}
+
+// Per rank, with the sum over ranks after every micro-batch: moments and masters to 1/N from stage
+// 1 on, gradients from stage 2, parameters in stage 3, each up to one block a tensor.
+TEST(Saved, ZeroStagesShareWhatTheySay) {
   for (const int ranks : {2, 3}) {
     for (const Precision precision : {Precision::f32, Precision::bf16}) {
       Config config = small_config(6, precision, ranks);
+      config.parallel.reduce_every = 1;
       std::vector<Outcome> outcomes;
-      for (const int zero : {0, 1}) {
+      for (const int zero : {0, 1, 2, 3}) {
         config.parallel.zero = zero;
         const Job job(config, ranks);
         for (const bool on_host : {false, true}) {
           const std::string text =
               on_host ? pinned_plan(config, ranks, {{"moments", "host"}}) : resident_plan(job);
           outcomes.push_back(train_steps(job, text, 3, [&](TinyRank& rank, int r) {
-            // Rings are windows on what stands in the other tier.
             const ProgramSet& set = rank.session().report().plan.lowered.set;
-            int64_t held = 0, total = 0, blocks = 0;
-            for (const Buffer& b : set.buffers)
-              if ((b.place == "moments" || b.place == "master") && b.scope == Scope::run)
-                held += b.bytes * b.versions;
             const Graph& g = rank.session().train_schedule().graph;
+            int64_t state = 0, gradients = 0, parameters = 0, of_state = 0, of_one = 0;
             for (const Param& p : g.params) {
               const int64_t count = g.tensors[p.param].dims.count();
               const int64_t tensors = p.master == kNone ? 2 : 3;
-              total += tensors * count * 4;
-              blocks += tensors * block_elements(count) * 4;
+              state += tensors * count * 4;
+              of_state += tensors * block_elements(count) * 4;
+              gradients += count * 4;
+              of_one += block_elements(count) * 4;
+              parameters += g.tensors[p.param].bytes();
             }
+            SCOPED_TRACE(fmt::format("ZeRO-{} at {} ranks, rank {}", zero, ranks, r));
+            const int64_t held = held_bytes(set, "moments") + held_bytes(set, "master");
             if (zero == 0)
-              EXPECT_EQ(held, total) << "rank " << r;
+              EXPECT_EQ(held, state);
             else
-              EXPECT_LE(held, total / ranks + blocks) << "rank " << r;
+              EXPECT_LE(held, state / ranks + of_state);
+            if (zero < 2)
+              EXPECT_GE(held_bytes(set, "gradients"), gradients);
+            else
+              EXPECT_LE(held_bytes(set, "gradients"), gradients / ranks + of_one);
+            if (zero < 3)
+              EXPECT_EQ(held_bytes(set, "parameters"), parameters);
+            else
+              EXPECT_LE(held_bytes(set, "parameters"), parameters / ranks + of_one);
           }));
         }
       }

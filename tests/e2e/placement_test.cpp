@@ -255,7 +255,7 @@ TEST(Placement, NeverChangesABit) {
   for (int n = 0; n < variants; ++n) {
     const Variant v = random_variant(random);
     std::vector<std::unique_ptr<Job>> jobs;  // by ZeRO stage
-    for (int zero = 0; zero < 2; ++zero) {
+    for (int zero = 0; zero < 4; ++zero) {
       Config c = v.config;
       c.parallel.zero = zero;
       jobs.push_back(std::make_unique<Job>(c, v.ranks));
@@ -280,7 +280,7 @@ TEST(Placement, NeverChangesABit) {
     const Outcome expected = run(*jobs[0], resident, unused);
     ASSERT_FALSE(unused.both_ways);
     for (int p = 0; p < kPlacements; ++p) {
-      const uint64_t zero = random() % 2;
+      const uint64_t zero = random() % 4;
       const Drawn drawn = random_placement(*jobs[zero], random);
       SessionOptions options = chaos(random, counts);
       options.plan_text = jobs[zero]->plan_text(drawn.placement, drawn.reduce_delay);
@@ -290,7 +290,7 @@ TEST(Placement, NeverChangesABit) {
     }
 
     if (n % 3 == 2) continue;  // making plans takes most of the time
-    Job& job = *jobs[random() % 2];
+    Job& job = *jobs[random() % 4];
     const int64_t minimum = make_plan(job.front().input).device_minimum_bytes;
     job.set_budgets({minimum, int64_t{1} << 40});
     check(job, chaos(random, counts), expected, fmt::format("in the least memory, {}", minimum));

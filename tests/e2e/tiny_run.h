@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -184,22 +185,31 @@ class StateCollector {
       whole.resize(static_cast<size_t>(slice.shape.count()), NAN);
       std::copy(values.begin(), values.end(), whole.begin() + slice.begin);
     }
-    for (const Home& home : s.homes()) {
-      const Tensor& t = g.tensors[home.tensor];
-      if (t.role != Role::param) continue;
-      std::vector<char> bytes(static_cast<size_t>(t.bytes()));
-      s.device().download(bytes.data(), s.executor().address(home.buffer, 0, home.offset),
-                          t.bytes());
-      const std::lock_guard lock(mutex_);
-      copies_[fmt::format("{} on rank {}", t.name, index)] = hash_bytes(bytes.data(), bytes.size());
-    }
+    // Compute copies, whole or shards: every rank's must be the same.
+    for (const Home& home : s.homes())
+      for (const Param& p : g.params) {
+        if (p.home() != home.tensor) continue;
+        const int64_t size = size_of(g.tensors[home.tensor].dtype), bytes = home.count * size;
+        std::vector<char> part(static_cast<size_t>(bytes));
+        s.device().download(part.data(), s.executor().address(home.buffer, 0, home.offset), bytes);
+        const std::lock_guard lock(mutex_);
+        std::vector<char>& whole = copies_[g.tensors[p.param].name];
+        const bool fresh = whole.empty();
+        whole.resize(static_cast<size_t>(g.tensors[p.param].bytes()));
+        char* there = whole.data() + home.begin * size;
+        if (!fresh && p.shard == kNone && std::memcmp(there, part.data(), part.size()) != 0)
+          internal_error("rank {} has another copy of {}", index, g.tensors[p.param].name);
+        std::memcpy(there, part.data(), part.size());
+      }
   }
 
   const std::map<std::string, std::vector<float>>& tensors() const { return tensors_; }
 
   // By tensor; equal maps are equal states.
   std::map<std::string, uint64_t> hashes() const {
-    std::map<std::string, uint64_t> result = copies_;
+    std::map<std::string, uint64_t> result;
+    for (const auto& [name, bytes] : copies_)
+      result[name + " (copy)"] = hash_bytes(bytes.data(), bytes.size());
     for (const auto& [name, values] : tensors_)
       result[name] = hash_bytes(values.data(), values.size() * 4);
     return result;
@@ -208,7 +218,7 @@ class StateCollector {
  private:
   std::mutex mutex_;
   std::map<std::string, std::vector<float>> tensors_;
-  std::map<std::string, uint64_t> copies_;
+  std::map<std::string, std::vector<char>> copies_;
 };
 
 // What of a run must not depend on the placement. Doubles as bits.

@@ -39,7 +39,7 @@ CASES = [
     ("model.dropout", 0.1, ["not supported yet", "dropout"]),
     ("model.rope_scaling", {"type": "yarn"}, ["rope"]),
     ("parallel.tensor", 2, ["not supported yet", "tensor"]),
-    ("parallel.zero", 3, ["zero"]),
+    ("parallel.zero", 4, ["zero"]),
     ("train.precision", "fp8", ["fp8"]),
     ("train.batch", 7, ["batch", "7"]),
     ("memory.device", "512", ["memory.device", "unit"]),

@@ -120,13 +120,14 @@ inline void load_parameter(Interpreter& run, const Param& param,
   const int64_t total = g.tensors[param.param].dims.count();
   std::vector<double> padded(values);
   padded.resize(total, 0.5);
-  run.set(g.tensors[param.param].name, padded);
-  for (TensorId id : {param.master, param.moment1, param.moment2}) {
+  if (param.shard == kNone) run.set(g.tensors[param.param].name, padded);
+  for (TensorId id : {param.shard, param.master, param.moment1, param.moment2}) {
     if (id == kNone) continue;
     const bool shard = spec.ranks > 1 && spec.zero >= 1;
     const Range own = shard ? shard_of(total, spec.rank, spec.ranks) : Range{0, total};
     std::vector<double> state(own.count, 0.0);
-    if (id == param.master) std::copy_n(padded.begin() + own.begin, own.count, state.begin());
+    if (id == param.master || id == param.shard)
+      std::copy_n(padded.begin() + own.begin, own.count, state.begin());
     run.set(g.tensors[id].name, state);
   }
 }

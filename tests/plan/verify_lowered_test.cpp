@@ -81,7 +81,7 @@ Shape random_shape(std::mt19937_64& random) {
   s.layers = 2 + random() % 3;
   s.ranks = 1 + random() % 3;
   s.micro_batches = 1 + random() % 7;
-  s.zero = random() % 2;
+  s.zero = random() % 4;
   s.family = random() % 3 ? Family::llama : Family::gpt2;
   s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
   s.reduce_delay = random() % 2;

@@ -47,7 +47,7 @@ std::vector<Layout> layouts() {
     for (int ranks : {1, 2, 3})
       for (int micro_batches : {1, 2, 4})
         for (int every : {1, 2, 4})
-          for (int zero : {0, 1})
+          for (int zero : {0, 1, 2, 3})
             for (int delay : {0, 1})
               if (every <= micro_batches)
                 result.push_back({family, ranks, micro_batches, every, zero, delay});
@@ -172,12 +172,52 @@ TEST(ScheduleTest, ExchangesMatchAcrossRanks) {
   EXPECT_GT(checked, 1000);
 }
 
+// The same range of the whole parameter, for a range of a rank's shard of it.
+Operand in_parameter(const Schedule& s, Operand o) {
+  for (const Param& p : s.graph.params)
+    if (p.shard == o.tensor) {
+      const int64_t total = s.graph.tensors[p.param].dims.count();
+      o.tensor = p.param;
+      o.begin += shard_of(total, s.spec.rank, s.spec.ranks).begin;
+    }
+  return o;
+}
+
+// What a rank sends of a gathered parameter is its whole shard, what it receives and copies is the
+// whole parameter, and no node reads one before.
+TEST(ScheduleTest, GatheredParametersAreWholeBeforeTheyAreRead) {
+  int64_t read = 0;
+  for (const Layout& l : layouts()) {
+    if (l.zero != 3 || l.ranks == 1) continue;
+    SCOPED_TRACE(l.text());
+    for (const Schedule& s : schedules(l)) {
+      const Graph& g = s.graph;
+      for (const Stage& stage : s.stages) {
+        std::map<std::pair<Pass, int32_t>, Coverage> there;
+        for (const NodeId id : stage.nodes) {
+          const Node& node = g.nodes[id];
+          Coverage& covered = there.try_emplace({node.pass, node.layer}, g).first->second;
+          for (const Operand& in : node.in) {
+            if (g.tensors[in.tensor].role != Role::gathered) continue;
+            EXPECT_TRUE(covered.all_are(in.tensor, 1)) << node.name;
+            ++read;
+          }
+          for (const Operand& out : node.out)
+            if (g.tensors[out.tensor].role == Role::gathered) covered.add(out);
+        }
+      }
+    }
+  }
+  EXPECT_GT(read, 1000);
+}
+
 TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
   for (const Layout& l : layouts()) {
     SCOPED_TRACE(l.text());
     const std::vector<Schedule> all = schedules(l);
     const Graph& g = all[0].graph;
     const bool sums = l.ranks > 1 || l.reduce_every < l.micro_batches;
+    const bool short_lived = l.ranks > 1 && l.zero >= 2 && l.reduce_every == 1;
     Coverage updated(g), known(g), partials(g);
     std::map<size_t, Coverage> summed;
     for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -194,7 +234,7 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
           if (node.kind == NodeKind::op && node.op == OpKind::norm_partials)
             partials.add(node.out[0]);
           if (node.kind == NodeKind::op && node.op == OpKind::adamw)
-            updated.add(node.out.size() == 4 ? node.out[3] : node.out[0]);
+            updated.add(in_parameter(s, node.out.size() == 4 ? node.out[3] : node.out[0]));
           if (node.kind == NodeKind::exchange && node.pass == Pass::update)
             for (const Operand& out : node.out) known.add(out);
         }
@@ -216,10 +256,13 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
     }
     EXPECT_EQ(groups, l.micro_batches / l.reduce_every);
     EXPECT_TRUE(partials.all_are(g.find("norm_partials"), 1));
-    const bool sharded = l.zero == 1 && l.ranks > 1;
+    const bool sharded = l.zero >= 1 && l.ranks > 1;
     for (const Param& p : g.params) {
+      EXPECT_EQ(p.shard != kNone, l.zero == 3 && l.ranks > 1);
+      EXPECT_EQ(g.tensors[p.grads[0]].role, short_lived ? Role::partial_grad : Role::grad);
       EXPECT_TRUE(updated.all_are(p.param, sharded ? 1 : l.ranks)) << g.tensors[p.param].name;
-      EXPECT_TRUE(known.all_are(p.param, sharded ? l.ranks - 1 : 0)) << g.tensors[p.param].name;
+      EXPECT_TRUE(known.all_are(p.param, sharded && l.zero < 3 ? l.ranks - 1 : 0))
+          << g.tensors[p.param].name;
       for (TensorId state : {p.moment1, p.moment2}) {
         const int64_t total = g.tensors[p.param].dims.count();
         EXPECT_EQ(g.tensors[state].dims.count(), sharded ? shard_capacity(total, l.ranks) : total);
@@ -319,9 +362,18 @@ Trained train(const Layout& l, int steps) {
     }
   }
   for (size_t rank = 0; rank < ranks.size(); ++rank)
-    for (const Param& p : all[rank].graph.params) {
+    for (size_t i = 0; i < all[rank].graph.params.size(); ++i) {
+      const Param& p = all[rank].graph.params[i];
       const std::string& name = all[rank].graph.tensors[p.param].name;
-      result.state[std::to_string(rank) + " " + name] = ranks[rank].get(name);
+      std::vector<double> weights = ranks[rank].get(name);
+      if (p.shard != kNone)
+        for (size_t owner = 0; owner < ranks.size(); ++owner) {
+          const std::vector<double> shard = ranks[owner].get(name + ".shard");
+          const Range own =
+              shard_of(static_cast<int64_t>(weights.size()), static_cast<int>(owner), l.ranks);
+          std::copy_n(shard.begin(), own.count, weights.begin() + own.begin);
+        }
+      result.state[std::to_string(rank) + " " + name] = std::move(weights);
     }
   return result;
 }
@@ -335,7 +387,9 @@ TEST(ScheduleNumbersTest, ZeroStagesAndDelaysGiveTheSameBitsOnAllRanks) {
       EXPECT_EQ(values, base.state.at("0" + key.substr(1))) << key << " differs from rank 0";
       for (double v : values) ASSERT_TRUE(std::isfinite(v)) << key;
     }
-    for (const auto& [zero, delay] : {std::pair{0, 1}, std::pair{1, 0}, std::pair{1, 1}}) {
+    for (const auto& [zero, delay] :
+         {std::pair{0, 1}, std::pair{1, 0}, std::pair{1, 1}, std::pair{2, 0}, std::pair{2, 1},
+          std::pair{3, 0}, std::pair{3, 1}}) {
       l.zero = zero;
       l.delay = delay;
       SCOPED_TRACE(l.text());
