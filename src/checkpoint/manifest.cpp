@@ -60,6 +60,7 @@ class Fields {
     }
     return std::stoull(digits, nullptr, 16);
   }
+  bool has(const char* key) const { return object_.contains(key); }
   const json& array(const char* key) const {
     const json& value = at(key);
     if (!value.is_array()) bad_input("{}: {}: \"{}\": expected an array", origin_, where_, key);
@@ -153,6 +154,7 @@ RunState parse_run(const Fields& fields, const std::string& origin) {
     run.fingerprint[item.key()] = names.text(item.key().c_str());
   }
   run.config = fields.text("config");
+  if (fields.has("gemm_algorithms")) run.gemm_algorithms = fields.text("gemm_algorithms");
   return run;
 }
 
@@ -188,6 +190,7 @@ std::string to_text(const Manifest& manifest) {
   body["fingerprint"] = ordered_json::object();
   for (const auto& [key, value] : run.fingerprint) body["fingerprint"][key] = value;
   body["config"] = run.config;
+  if (!run.gemm_algorithms.empty()) body["gemm_algorithms"] = run.gemm_algorithms;
   body["shards"] = ordered_json::array();
   for (size_t i = 0; i < manifest.shards.size(); ++i) {
     body["shards"].push_back({{"file", shard_name(static_cast<int32_t>(i))},

@@ -23,6 +23,7 @@ struct RunState {
   uint64_t numerics_hash = 0;
   std::map<std::string, std::string> fingerprint;  // ISA, library versions
   std::string config;                              // resolved config, JSON text
+  std::string gemm_algorithms;  // JSON text of the device's choices; "": it makes none
 };
 
 // Elements [begin, begin + count) of a tensor, flat in row-major order, and the entry of a shard

@@ -115,8 +115,9 @@ HardwareProfile load_profile(const HardwareConfig& config) {
   if (name == "auto") {
     if (config.backend == Backend::cuda) {
       bad_input(
-          "not supported yet: hardware.profile \"auto\" with hardware.backend \"cuda\"; name a "
-          "profile of configs/hardware/");
+          "hardware.profile: \"auto\" with hardware.backend \"cuda\" is derived from the device "
+          "when "
+          "training starts; without one, name a profile of configs/hardware/");
     }
     name = "cpu";
   }

@@ -30,9 +30,9 @@ struct HardwareProfile {
   double intra_node_bandwidth = 0, network_bandwidth = 0;  // bytes/s per device
 };
 
-// "auto" is "cpu" on the CPU backend. `hardware.link`, if set, replaces both copy bandwidths.
-// Throws bad_input for an unknown name (nearest named) or a field that is missing, zero or of the
-// wrong type.
+// "auto" is "cpu", unless the backend is "cuda" (runtime/backend.h derives it then).
+// `hardware.link`, if set, replaces both copy bandwidths. Throws bad_input for an unknown name
+// (nearest named) or a field that is missing, zero or of the wrong type.
 HardwareProfile load_profile(const HardwareConfig& config);
 
 // Physical memory or the cgroup limit (v1 and v2), whichever is smaller; never free memory.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,6 +25,12 @@ class Device {
  public:
   virtual ~Device() = default;
 
+  // Start-up, in this order: connect, warm_up, reserve, then the first launch. `connect` is
+  // collective over the ranks: communicators, and one call of each kind. `warm_up` runs everything
+  // that loads code or allocates inside libraries once, so that foreign_bytes() is final.
+  virtual void connect(const ProgramSet&) {}
+  virtual void warm_up(const ProgramSet&, const ArenaLayout&) {}
+
   // Once a tier, before the first launch. At least 256-byte aligned and backed by huge pages; the
   // last byte (rounded up to 256) stands against a guard, so that an overrun faults. Throws
   // Error(does_not_fit) naming tier, bytes and limit.
@@ -37,6 +44,9 @@ class Device {
   virtual Ticket exchange(Lane lane, const struct ExchangeArgs& args, const Instr* instr) = 0;
   // Fills bytes of an arena; for tests that poison what is dead. Not part of a program.
   virtual Ticket fill(Lane lane, void* to, uint8_t value, int64_t bytes) = 0;
+  // The newest ticket of `lane` will be waited for. Only a hint: any ticket may be waited for, but
+  // one that was not announced may be reached later than need be.
+  virtual void signal(Lane) {}
   // What `lane` is given next starts only when `on` has reached `ticket`.
   virtual void wait(Lane lane, Lane on, Ticket ticket) = 0;
 
@@ -58,10 +68,27 @@ class Device {
   virtual int64_t bytes_copied(Lane lane) const = 0;
 
   // LaneTimes of every instruction issued while `sink` is set are given to
-  // `sink(context, lane, instr, times)` on the lane's thread; nullptr ends it. `context` stays
-  // valid until what was issued has run.
+  // `sink(context, lane, instr, times)`, on the lane's thread or, at the latest, before
+  // synchronise_all returns; nullptr ends it. `context` stays valid until what was issued has run.
+  // A device where taking times has a price leaves out what `what` does not ask for.
   using TimeSink = void (*)(void* context, Lane, const Instr*, const LaneTimes&);
-  virtual void record_times(TimeSink sink, void* context) = 0;
+  enum class Timed { waits, all };  // compute instructions that wait for other lanes; everything
+  virtual void record_times(TimeSink sink, void* context, Timed what = Timed::all) = 0;
+
+  // Bytes of device memory in use beside the arena, by this process and others (driver, libraries,
+  // kernels); 0 where device memory is host memory. Lanes idle.
+  virtual int64_t foreign_bytes() const { return 0; }
+  // For messages of errors: the step that what is issued next belongs to.
+  virtual void enter_step(int64_t) {}
+  // Errors that show only when asked for, such as a peer's failure; "" if there are none. Any
+  // thread, never blocks. After one, what blocks in the device ends with an Error.
+  virtual std::string poll() const { return ""; }
+
+  virtual std::string description() const { return ""; }  // "cpu (avx512)", for the user
+  // What makes bits differ between devices, for checkpoints.
+  virtual std::map<std::string, std::string> fingerprint() const { return {}; }
+  // GEMM algorithms in use, JSON text for the checkpoint; "" if the device does not choose any.
+  virtual std::string gemm_algorithms() const { return ""; }
 };
 
 struct ExchangeArgs {

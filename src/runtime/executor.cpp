@@ -61,6 +61,7 @@ Executor::Executor(const ProgramSet& set, const ArenaLayout& layout, Device& dev
     instrs = std::max(instrs, program.instrs.size());
     bind_exchanges(program, tables_[p]);
     if (options.poison) find_poison(program, tables_[p]);
+    find_signals(program, tables_[p]);
   }
   last_ticket_.resize(instrs);
 }
@@ -195,6 +196,26 @@ void Executor::find_poison(const Program& program, Tables& tables) const {
   }
 }
 
+// What the instructions' waits name, what poisoning waits for, and each lane's last instruction,
+// which the next program's entry waits refer to.
+void Executor::find_signals(const Program& program, Tables& tables) const {
+  tables.signals.assign(program.instrs.size(), 0);
+  InstrId last[kLaneCount] = {-1, -1, -1, -1};
+  for (const Segment& segment : program.segments) {
+    for (InstrId id = segment.begin; id < segment.end; ++id) {
+      const Instr& instr = program.instrs[id];
+      for (const Wait& wait : instr.waits)
+        if (program.instrs[wait.on].lane != instr.lane) tables.signals[wait.on] = 1;
+      if (!tables.poison.empty())
+        for (const Poison& poison : tables.poison[id])
+          for (InstrId user : poison.users) tables.signals[user] = 1;
+      if (segment.trip > 0) last[static_cast<int>(instr.lane)] = id;
+    }
+  }
+  for (InstrId id : last)
+    if (id >= 0) tables.signals[id] = 1;
+}
+
 void* Executor::address(BufferId buffer, int32_t version, int64_t offset) const {
   const Buffer& b = set_.buffers[buffer];
   int32_t slot = 0;
@@ -272,6 +293,7 @@ void Executor::run(int index, int micro_override) {
                                   set_.buffers[poison.buffer].bytes);
           }
         }
+        if (tables.signals[id]) device_.signal(instr.lane);
         last_ticket_[id] = ticket;
         issued_[lane] = ticket;
       }

@@ -42,15 +42,17 @@ class Executor {
     Affine version;
     std::vector<InstrId> users;  // of this iteration, on other lanes
   };
-  struct Tables {                                        // of one program
-    std::vector<std::vector<Poison>> poison;             // by instruction, or empty
-    std::vector<int32_t> first_parts;                    // by instruction, into parts
+  struct Tables {                             // of one program
+    std::vector<std::vector<Poison>> poison;  // by instruction, or empty
+    std::vector<uint8_t> signals;             // by instruction: another lane waits for it
+    std::vector<int32_t> first_parts;         // by instruction, into parts
     std::vector<std::vector<ExchangeArgs::Part>> parts;  // by exchange and iteration
   };
 
   void check(const Program& program, const Instr& instr, int32_t trip) const;
   void bind_exchanges(const Program& program, Tables& tables) const;
   void find_poison(const Program& program, Tables& tables) const;
+  void find_signals(const Program& program, Tables& tables) const;
   Ticket issue(const Program& program, const Tables& tables, InstrId id, int32_t iteration,
                int32_t micro);
   void* at(BufferId buffer, Affine version, int32_t iteration, int64_t offset) const {

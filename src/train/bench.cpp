@@ -33,7 +33,10 @@ int bench_threads(const Config& config) {
 class Stepper {
  public:
   Stepper(const Config& config, int threads)
-      : workload_(config, Topology{.threads = threads}), session_(workload_, communicator_, {}) {
+      : backend_(choose_backend(config.hardware.backend, communicator_)),
+        workload_(config, Topology{.threads = threads},
+                  profile_for(backend_, config.hardware, communicator_)),
+        session_(workload_, communicator_, {.backend = backend_}) {
     initialise_state(session_.train_schedule(), session_.homes(), session_.executor(), 1);
     std::mt19937 rng(1);
     const int64_t rows = config.train.micro_batch * config.model.context;
@@ -70,6 +73,7 @@ class Stepper {
 
  private:
   LocalCommunicator communicator_;
+  BackendChoice backend_;
   Workload workload_;
   Session session_;
 };

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/table.h"
+#include "runtime/cpu/cpu_device.h"
 #include "train/together.h"
 #include "verify/verify.h"
 
@@ -50,18 +51,36 @@ Session::Session(const Workload& workload, Communicator& communicator,
   if (!findings.empty()) internal_error("the plan is not valid: {}", describe(findings[0]));
   verify_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
+  together(communicator, [&] { make_device(communicator, options); });
+  device_->connect(plan.lowered.set);
+  together(communicator, [&] {
+    device_->warm_up(plan.lowered.set, plan.layout);
+    executor_ = std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_,
+                                           Executor::Options{options.poison});
+    foreign_at_start_ = device_->foreign_bytes();
+  });
+  recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
+  device_->record_times(LaneRecorder::sink, recorder_.get(), Device::Timed::waits);
+}
+
+void Session::make_device(Communicator& communicator, const SessionOptions& options) {
+  if (options.backend.cuda) {
+    if (options.chaos_us > 0) bad_input("--chaos-us delays copies of the CPU backend only");
+    CudaDeviceRequest request;
+    request.reserve_bytes = workload_.input.profile.reserve_bytes;
+    request.gemm_algorithms = options.gemm_algorithms;
+    request.progress = options.progress;
+    device_ = cuda_backend()->make_device(communicator, options.backend.device, request);
+    return;
+  }
   CpuDeviceOptions device;
-  device.link = workload.config.hardware.link;
+  device.link = workload_.config.hardware.link;
   device.chaos_seed = options.chaos_seed;
   device.chaos_us = options.chaos_us;
-  device.compute_thread_start = [threads = workload.topology.threads] {
+  device.compute_thread_start = [threads = workload_.topology.threads] {
     cpu::set_threads(threads);
   };
   device_ = std::make_unique<CpuDevice>(cpu::kernel, &communicator, device);
-  executor_ = std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_,
-                                         Executor::Options{options.poison});
-  recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
-  device_->record_times(LaneRecorder::sink, recorder_.get());
 }
 
 // Every rank lowers the one placement for itself; rank 0 has done so if it made it.

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/cpu/cpu_device.h"
+#include "runtime/backend.h"
 #include "runtime/executor.h"
 #include "telemetry/timeline.h"
 #include "train/workload.h"
@@ -17,12 +17,16 @@ struct SessionOptions {
   uint64_t chaos_seed = 0;
   int chaos_us = 0;
   std::string plan_text;  // what a plan file would hold; used if there is no plan_file
+  BackendChoice backend;
+  std::string gemm_algorithms;                       // of the checkpoint that is resumed, or ""
+  std::function<void(const std::string&)> progress;  // lines for the user while start-up takes long
 };
 
 class Session {
  public:
-  // Plans on rank 0, agrees on all, verifies, reserves the arenas. Throws Error(does_not_fit) with
-  // the shortfall, Error(internal) if the verifier finds anything.
+  // Plans on rank 0, agrees on all, verifies, starts the device and reserves the arenas. Throws
+  // Error(does_not_fit) with the shortfall, once by the profile's numbers before anything is
+  // allocated and again if the device has less; Error(internal) if the verifier finds anything.
   Session(const Workload& workload, Communicator& communicator, const SessionOptions& options);
 
   const Workload& workload() const { return workload_; }
@@ -30,8 +34,10 @@ class Session {
   const Schedule& train_schedule() const { return workload_.train[report_.plan.reduce_delay]; }
   const std::vector<Home>& homes() const { return report_.plan.lowered.homes; }
   Executor& executor() { return *executor_; }
-  CpuDevice& device() { return *device_; }
+  Device& device() { return *device_; }
   LaneRecorder& recorder() { return *recorder_; }
+  // Device memory that was in use beside the arena when everything had been warmed up.
+  int64_t foreign_at_start() const { return foreign_at_start_; }
   double verify_seconds() const { return verify_seconds_; }
   const std::string& plan_json() const { return plan_json_; }
 
@@ -42,13 +48,15 @@ class Session {
   std::span<std::byte> staging();
 
  private:
+  void make_device(Communicator& communicator, const SessionOptions& options);
   void adopt_plan(bool made_here, const std::string& plan_file);
 
   const Workload& workload_;
   PlanReport report_;
   std::string plan_json_;
   double verify_seconds_ = 0;
-  std::unique_ptr<CpuDevice> device_;
+  int64_t foreign_at_start_ = 0;
+  std::unique_ptr<Device> device_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<LaneRecorder> recorder_;
 };

@@ -12,7 +12,6 @@
 #include "checkpoint/store.h"
 #include "checkpoint/writer.h"
 #include "data/prefetch.h"
-#include "kernels/cpu/isa.h"
 #include "plan/memory_curve.h"
 #include "runtime/launch.h"
 #include "runtime/watchdog.h"
@@ -49,20 +48,19 @@ class Trainer {
     Config resolved = config;
     if (resume_ && resume_->manifest().run.ranks == communicator.size())
       resolved.parallel.tree = resume_->manifest().run.tree;
+    const auto [backend, profile] = choose(config.hardware);
     const ClaimedCores cores = claim_cores(static_cast<int>(config.train.threads), communicator);
-    workload_ =
-        std::make_unique<Workload>(resolved, Topology{communicator.rank(), communicator.size(),
-                                                      communicator.ranks_on_node(), cores.threads});
+    workload_ = std::make_unique<Workload>(resolved,
+                                           Topology{communicator.rank(), communicator.size(),
+                                                    communicator.ranks_on_node(), cores.threads},
+                                           profile);
     if (!cores.note.empty()) console_.line(cores.note);
     open_data();
     check_resume();
     refuse_used_output();
-    session_ = std::make_unique<Session>(
-        *workload_, communicator,
-        SessionOptions{options.plan_file, options.poison, options.chaos_seed, options.chaos_us});
+    start_session(backend);
     prepare_output();
     open_dump();
-    watchdog_.watch(&session_->device());
     announce();
     if (resume_)
       restore_state(session_->train_schedule(), session_->homes(), session_->executor(), *resume_);
@@ -73,12 +71,13 @@ class Trainer {
     run_.ranks = communicator.size();
     run_.tree = workload_->spec.tree;
     run_.numerics_hash = numerics_hash(workload_->config, communicator.size());
-    run_.fingerprint = numerics_fingerprint();
+    run_.fingerprint = session_->device().fingerprint();
+    // A table that this device has no use for stays for one that has.
+    const std::string algorithms = session_->device().gemm_algorithms();
+    if (!algorithms.empty()) run_.gemm_algorithms = algorithms;
     run_.config = to_json_text(workload_->config);
     resume_.reset();
   }
-
-  ~Trainer() { watchdog_.watch(nullptr); }
 
   ExitCode run() {
     const Config& config = workload_->config;
@@ -149,11 +148,46 @@ class Trainer {
           "{}: {} is {} in the checkpoint and {} in the config; a resumed run cannot change it",
           resume_->path(), change.key, change.before, change.after);
     }
-    if (saved.fingerprint != numerics_fingerprint())
-      console_.warning(
-          "the checkpoint was written on another instruction set or library version: the run goes "
-          "on, and agrees within rounding (about 1e-5 relative in f32, 1e-2 in bf16), not bitwise");
     console_.line(fmt::format("resuming {} at step {}", resume_->path(), saved.step));
+  }
+
+  std::pair<BackendChoice, HardwareProfile> choose(const HardwareConfig& hardware) {
+    try {
+      const BackendChoice backend = choose_backend(hardware.backend, communicator_);
+      if (!backend.note.empty()) console_.line(backend.note);
+      return {backend, profile_for(backend, hardware, communicator_)};
+    } catch (const Error& e) {
+      throw SharedError(e.code(), e.what());  // all ranks threw it
+    }
+  }
+
+  void start_session(const BackendChoice& backend) {
+    SessionOptions options{options_.plan_file, options_.poison, options_.chaos_seed,
+                           options_.chaos_us};
+    options.backend = backend;
+    if (resume_) options.gemm_algorithms = resume_->manifest().run.gemm_algorithms;
+    options.progress = [this](const std::string& line) { console_.line(line); };
+    session_ = std::make_unique<Session>(*workload_, communicator_, options);
+    watch_ = std::make_unique<Watch>(watchdog_, session_->device());
+    foreign_bytes_ = session_->foreign_at_start();
+    if (resume_ && resume_->manifest().run.fingerprint != session_->device().fingerprint())
+      console_.warning(
+          "the checkpoint was written on another device, instruction set or library version: the "
+          "run goes on, and agrees within rounding (about 1e-5 relative in f32, 1e-2 in bf16), not "
+          "bitwise");
+  }
+
+  // Nothing may take device memory once a run has begun. What another process takes is its own
+  // affair until something fails, so it is said and not punished.
+  void check_foreign_bytes(int64_t step) {
+    constexpr int64_t kGranularity = int64_t{2} << 20;  // of device allocations
+    const int64_t now = session_->device().foreign_bytes();
+    if (now <= foreign_bytes_ + kGranularity) return;
+    console_.warning(fmt::format(
+        "step {}: device memory beside the arena grew from {} to {} since start-up; nothing here "
+        "allocates in a step, so another process or a library took it",
+        step, format_bytes(foreign_bytes_), format_bytes(now)));
+    foreign_bytes_ = now;
   }
 
   void open_data() {
@@ -206,10 +240,10 @@ class Trainer {
     const Workload& w = *workload_;
     console_.line(fmt::format(
         "{} parameters, {} rank{} × {} thread{}, {} tokens a step, {} training sequences, backend "
-        "cpu ({})",
+        "{}",
         parameter_total(), w.topology.ranks, w.topology.ranks == 1 ? "" : "s", w.topology.threads,
         w.topology.threads == 1 ? "" : "s", w.tokens_per_step, dataset_->train_samples(),
-        cpu::isa_name()));
+        session_->device().description()));
     console_.line(fmt::format(
         "plan: device {}, host {}, step {:.1f} ms predicted, exposed transfer {:.1f} ms; verified "
         "in "
@@ -259,14 +293,20 @@ class Trainer {
     scalars.beta2_correction = static_cast<float>(1.0 - std::pow(c.optimizer.beta2, t));
     std::memcpy(session_->io<StepScalars>("train.scalars"), &scalars, sizeof scalars);
     const bool traced = ++steps_here_ == kTracedStep;
+    Device& device = session_->device();
+    device.enter_step(step);
     if (traced) session_->recorder().capture(instances());
+    if (traced) device.record_times(LaneRecorder::sink, &session_->recorder(), Device::Timed::all);
     session_->executor().run(0);
     communicator_.gather(batch.hashes.data(), static_cast<int64_t>(batch.hashes.size_bytes()),
                          hashes_.data());
     session_->executor().finish();
     std::memcpy(&scalars, session_->io<StepScalars>("train.scalars.out"), sizeof scalars);
     const double seconds = now() - begin;
-    if (traced) write_timeline();
+    if (traced) {
+      device.record_times(LaneRecorder::sink, &session_->recorder(), Device::Timed::waits);
+      write_timeline();
+    }
 
     if (scalars.skip_update != 0) {
       ++run_.skipped;
@@ -357,6 +397,7 @@ class Trainer {
     double loss = 0, tokens = 0;
     for (size_t r = 0; r < all.size(); r += 2) loss += all[r], tokens += all[r + 1];
     session_->recorder().take_exposed_transfer();
+    check_foreign_bytes(step);
     // The graph scales by 1 / tokens of a training step.
     return loss * static_cast<double>(workload_->tokens_per_step) / tokens;
   }
@@ -370,6 +411,7 @@ class Trainer {
         save_checkpoint(files_, communicator_, workload_->config.output, run_, slices,
                         session_->staging(), workload_->config.checkpoint.keep);
     if (!outcome.warning.empty()) console_.warning(outcome.warning);
+    check_foreign_bytes(step);
     console_.line(fmt::format("checkpoint {} ({})", outcome.path, format_duration(now() - begin)));
   }
 
@@ -392,6 +434,13 @@ class Trainer {
   std::unique_ptr<MetricsFile> metrics_;
   std::ofstream dump_;
   std::unique_ptr<Session> session_;
+  struct Watch {  // ends before the device does
+    Watch(Watchdog& w, const Device& device) : watchdog(w) { w.watch(&device); }
+    ~Watch() { watchdog.watch(nullptr); }
+    Watchdog& watchdog;
+  };
+  std::unique_ptr<Watch> watch_;
+  int64_t foreign_bytes_ = 0;
   RunState run_;
   std::vector<uint64_t> hashes_;
   int64_t steps_here_ = 0;
@@ -399,12 +448,6 @@ class Trainer {
 };
 
 }  // namespace
-
-std::map<std::string, std::string> numerics_fingerprint() {
-  std::map<std::string, std::string> f;
-  f["isa"] = cpu::isa_name();
-  return f;
-}
 
 ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator) {
   Watchdog watchdog(communicator);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 
 #include "base/error.h"
@@ -27,8 +26,5 @@ struct TrainOptions {
 // Runs to the end or to a requested stop. Called on every rank; Errors are thrown on all ranks that
 // see them.
 ExitCode train(const Config& config, const TrainOptions& options, Communicator& communicator);
-
-// ISA and library versions: what makes bits differ between machines.
-std::map<std::string, std::string> numerics_fingerprint();
 
 }  // namespace spillway

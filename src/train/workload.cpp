@@ -1,20 +1,15 @@
 #include "train/workload.h"
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "model/model.h"
 #include "parallel/build.h"
 
 namespace spillway {
 
-void check_backend(const Config& config) {
-  if (config.hardware.backend == Backend::cuda)
-    bad_input(
-        "hardware.backend: not supported yet: cuda; this build has the CPU backend; expected "
-        "\"cpu\" or \"auto\"");
-}
+Workload::Workload(const Config& c, const Topology& t) : Workload(c, t, load_profile(c.hardware)) {}
 
-Workload::Workload(const Config& c, const Topology& t) : config(c), topology(t) {
+Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& profile)
+    : config(c), topology(t) {
   spec = parallel_spec(config, t.rank, t.ranks, t.ranks_on_node);
   config.parallel.tree = spec.tree;
   numerics = hex(numerics_hash(config, t.ranks));
@@ -41,7 +36,7 @@ Workload::Workload(const Config& c, const Topology& t) : config(c), topology(t) 
   input.train[1] = &train[1];
   const bool evaluates = config.train.eval_every > 0;
   input.evaluate = evaluates ? &evaluate : nullptr;
-  input.profile = load_profile(config.hardware);
+  input.profile = profile;
   input.budgets = resolve_budgets(config.memory, input.profile, t.ranks_on_node);
   input.offload = config.offload;
   input.recompute = config.recompute;

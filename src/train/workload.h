@@ -21,7 +21,9 @@ constexpr int64_t kProcessReserveBytes = int64_t{512} << 20;
 
 // Holds what PlanInput points to; not copied or moved once made.
 struct Workload {
+  // By default the profile is the one that the config names.
   Workload(const Config& config, const Topology& topology);
+  Workload(const Config& config, const Topology& topology, const HardwareProfile& profile);
   Workload(const Workload&) = delete;
   Workload& operator=(const Workload&) = delete;
 
@@ -38,9 +40,6 @@ struct Workload {
   // FLOP/s that MFU is measured against: the profile's peak of the run's precision, per rank.
   double peak_flops() const;
 };
-
-// Refuses what this build cannot run, by name.
-void check_backend(const Config& config);
 
 constexpr int64_t kStagingBytes = int64_t{4} << 20;  // of a checkpoint's way to the disk
 

@@ -256,7 +256,7 @@ struct Recorder : Device {
   Ticket completed(Lane) const override { return 0; }
   const Instr* running(Lane) const override { return nullptr; }
   int64_t bytes_copied(Lane) const override { return 0; }
-  void record_times(TimeSink, void*) override {}
+  void record_times(TimeSink, void*, Timed) override {}
 };
 
 // One iteration: h2d copy (which waits on the previous iteration's op), then the op (which waits on

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "kernels/cpu/isa.h"
 
 namespace spillway {
 
@@ -185,9 +186,14 @@ const Instr* CpuDevice::running(Lane l) const {
 int64_t CpuDevice::bytes_copied(Lane l) const {
   return lane(l).copied.load(std::memory_order_relaxed);
 }
-void CpuDevice::record_times(TimeSink sink, void* context) {
+void CpuDevice::record_times(TimeSink sink, void* context, Timed) {
   sink_ = sink;
   sink_context_ = context;
+}
+
+std::string CpuDevice::description() const { return fmt::format("cpu ({})", cpu::isa_name()); }
+std::map<std::string, std::string> CpuDevice::fingerprint() const {
+  return {{"isa", cpu::isa_name()}};
 }
 
 void CpuDevice::run_lane(Lane l) {

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/cpu/arena.h"
+#include "runtime/arena.h"
 #include "runtime/cpu/progress_word.h"
 #include "runtime/device.h"
 
@@ -52,7 +52,9 @@ class CpuDevice : public Device {
   Ticket completed(Lane lane) const override;
   const Instr* running(Lane lane) const override;
   int64_t bytes_copied(Lane lane) const override;
-  void record_times(TimeSink sink, void* context) override;
+  void record_times(TimeSink sink, void* context, Timed what = Timed::all) override;
+  std::string description() const override;
+  std::map<std::string, std::string> fingerprint() const override;
 
  private:
   struct Command;

@@ -1,4 +1,4 @@
-#include "runtime/cpu/arena.h"
+#include "runtime/arena.h"
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -53,6 +53,13 @@ void first_touch(char* begin, int64_t bytes) {
 }  // namespace
 
 void Arena::reserve(const char* tier, int64_t bytes) {
+  map(tier, bytes);
+  touch(0, usable_);
+}
+
+void Arena::touch(int64_t from, int64_t to) const { first_touch(pages_ + from, to - from); }
+
+void Arena::map(const char* tier, int64_t bytes) {
   if (mapping_) internal_error("the {} arena is reserved a second time", tier);
   if (bytes <= 0) internal_error("a {} arena of {} bytes", tier, bytes);
   const int64_t limit = memory_limit();
@@ -76,9 +83,10 @@ void Arena::reserve(const char* tier, int64_t bytes) {
   }
   madvise(start, usable, MADV_HUGEPAGE);  // an optimisation: kernels without it still work
   mapping_ = mapping;
+  pages_ = start;
+  usable_ = usable;
   begin_ = start + usable - round_up(bytes, kAlign);
   bytes_ = bytes;
-  first_touch(start, usable);
 }
 
 Arena::~Arena() {
