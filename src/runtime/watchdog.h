@@ -1,6 +1,7 @@
 // No silent lack of progress: each rank publishes where it stands in memory that the ranks of its
-// node share, watches itself and its peers, and ends the process with exit code 4 and one line on
-// standard error when one is dead, stopped or stuck. Signals that ask a run to stop are taken here
+// host share, and the hosts tell each other by datagrams (host_mesh.h). Every rank watches itself,
+// its launcher and its peers, and ends the process with exit code 4 and one line on standard error
+// when one is dead, stopped, stuck or out of reach. Signals that ask a run to stop are taken here
 // too, since whether SIGTERM means "stop" depends on whether a peer has died.
 #pragma once
 
@@ -12,21 +13,26 @@
 
 #include "base/error.h"
 #include "runtime/device.h"
+#include "runtime/host_mesh.h"
 
 namespace spillway {
 
-enum class Phase : int32_t { starting, step, saving, evaluating, finished, failed };
+// `checking` compares ranks and re-runs work: it has the deadline of an evaluation.
+enum class Phase : int32_t { starting, step, saving, evaluating, finished, failed, checking };
 
-struct WatchdogOptions {     // seconds
-  double tick = 0.1;         // between two looks
-  double stopped_after = 5;  // a peer in state "stopped" this long is lost
-  double silent_after = 15;  // a living peer whose watchdog says nothing this long is lost
-  double stuck_after = 15;   // no instruction finished in phase `step` …
-  double stuck_factor = 20;  // … or this many times the planned time of what is running
+struct WatchdogOptions {          // seconds
+  double tick = 0.1;              // between two looks
+  double stopped_after = 5;       // a peer in state "stopped" this long is lost
+  double silent_after = 15;       // a living peer whose watchdog says nothing this long is lost
+  double beat = 0.1;              // between two datagrams to every other host; more with many hosts
+  double host_silent_after = 10;  // a host of which nothing is heard this long is lost
+  double stuck_after = 15;        // no instruction finished in phase `step` …
+  double stuck_factor = 20;       // … or this many times the planned time of what is running
   double starting_deadline = 600, saving_deadline = 1800, evaluating_deadline = 120;
   double term_patience =
       0.5;  // SIGTERM is taken for a wish to stop if no peer is found dead by then
-  double failed_patience = 2;  // a peer that failed with a message of its own gets this long
+  double failed_patience = 2;     // a peer that failed with a message of its own gets this long
+  double launcher_patience = 10;  // of several hosts: Open MPI's mpirun or orted is killed after
   std::string folder = "/dev/shm";
 };
 
@@ -65,28 +71,52 @@ class Watchdog {
     uint64_t heartbeat = 0;
     double silent = 0, stopped = 0, failed = 0;
   };
+  struct Host {
+    std::string name;
+    int leader = 0;          // the rank that speaks for it
+    std::vector<int> ranks;  // ascending
+    uint64_t beats = 0;      // as seen last
+    double silent = 0;
+    bool warned = false;
+  };
 
   void open_shared(Communicator& communicator);
+  void meet_hosts(Communicator& communicator);
   void run();
   void tick(double elapsed);
   void publish();
+  void listen();
+  void beat(uint32_t kind);
   void check_self(double elapsed);
+  void check_launcher();
   void look_at_peers(double elapsed);
-  double stuck_limit() const;
-  std::string who(const Slot& slot) const;
-  std::string where(const Slot& slot) const;
+  void look_at_hosts(double elapsed);
+  double limit_of(Phase phase) const;
+  bool leads() const { return hosts_[own_host_].leader == rank_; }
+  Slot& slot(int rank) const;
+  std::string who(int rank) const;
+  std::string where(int rank) const;
+  std::string standings(const std::vector<int>& ranks) const;
   [[noreturn]] void end(const std::string& line);
+  [[noreturn]] void end_as_told();
+  void leave_launcher();
 
   Communicator& communicator_;
   WatchdogOptions options_;
-  std::string host_;
+  const int rank_, ranks_;
   Shared* shared_ = nullptr;
   size_t shared_bytes_ = 0;
+  int segment_ = -1;  // its file; the lock on it says that its run lives
   Slot* own_ = nullptr;
-  int ranks_on_node_ = 1;
-  std::vector<Peer> peers_;
-  Phase phase_ = Phase::starting;  // as `publish` saw it
-  double quiet_ = 0;               // since this rank's progress last changed
+  HostMesh mesh_;
+  std::vector<Host> hosts_;   // ascending leaders
+  std::vector<int> host_of_;  // by rank
+  int own_host_ = 0;
+  std::vector<Peer> peers_;  // by rank
+  double since_beat_ = 0;
+  int64_t launcher_ = 0, launcher_start_ = 0;  // parent process
+  Phase phase_ = Phase::starting;              // as `publish` saw it
+  double quiet_ = 0;                           // since this rank's progress last changed
   uint64_t last_progress_ = 0;
   double planned_ = 0;                   // of what is running, seconds
   std::atomic<double> term_waited_{-1};  // since SIGTERM; negative: none came

@@ -1,14 +1,18 @@
-// The watchdog: ranks are forked children that share a node; the parent kills, stops or signals one
-// and reads what the others say and how they end. Outcomes are waited for, however long they take.
+// The watchdog: ranks are forked children that share a host, or hosts told apart by their folder of
+// shared memory; the parent kills, stops or signals one and reads what the others say and how they
+// end. Outcomes are waited for, however long they take.
 // links: spillway_runtime_cpu
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <new>
@@ -25,6 +29,7 @@ namespace {
 // What forked ranks share with their parent.
 struct Board {
   std::atomic<int> arrived, ready, gate;
+  char shown[4][2048];  // by rank
 };
 
 class ForkedCommunicator : public LocalCommunicator {
@@ -36,9 +41,22 @@ class ForkedCommunicator : public LocalCommunicator {
   std::string broadcast_text(const std::string&, int) override {
     return "test" + std::to_string(getppid());
   }
+  void gather(const void* data, int64_t bytes, void* out) override {
+    ASSERT_LE(bytes, static_cast<int64_t>(sizeof board_->shown[0]));
+    std::memcpy(board_->shown[rank_], data, bytes);
+    barrier();
+    for (int r = 0; r < size_; ++r)
+      std::memcpy(static_cast<char*>(out) + r * bytes, board_->shown[r], bytes);
+    barrier();
+  }
+  void broadcast(void* data, int64_t bytes, int root) override {
+    std::vector<char> all(bytes * size_);
+    gather(data, bytes, all.data());
+    std::memcpy(data, all.data() + root * bytes, bytes);
+  }
   void barrier() override {
-    board_->arrived.fetch_add(1);
-    while (board_->arrived.load() % size_ != 0) usleep(1000);
+    const int all = (board_->arrived.fetch_add(1) / size_ + 1) * size_;
+    while (board_->arrived.load() < all) usleep(1000);
   }
 
  private:
@@ -54,7 +72,9 @@ class Ranks {
  public:
   using Body = std::function<void(int rank, Watchdog&, Board&)>;
 
-  Ranks(int size, const WatchdogOptions& options, const Body& body) {
+  using Adapt = std::function<void(int rank, WatchdogOptions&)>;
+
+  Ranks(int size, WatchdogOptions options, const Body& body, const Adapt& adapt = {}) {
     board_ = new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                        -1, 0)) Board{};
     int fds[2];
@@ -66,6 +86,7 @@ class Ranks {
         dup2(fds[1], STDERR_FILENO);
         close(fds[1]);
         ForkedCommunicator communicator(r, size, board_);
+        if (adapt) adapt(r, options);
         {
           Watchdog watchdog(communicator, options);
           board_->ready.fetch_add(1);
@@ -268,20 +289,189 @@ TEST(Watchdog, DeclaredPhasesHaveTheirOwnDeadlines) {
   }
 }
 
+// A folder for each host of a test.
+class Hosts {
+ public:
+  explicit Hosts(std::vector<int> host_of) : host_of_(std::move(host_of)) {
+    path_ = std::filesystem::temp_directory_path() / ("spillway-hosts-" + std::to_string(getpid()));
+    for (const int host : host_of_)
+      std::filesystem::create_directories(path_ / std::to_string(host));
+  }
+  ~Hosts() { std::filesystem::remove_all(path_); }
+  Ranks::Adapt adapt() const {
+    return [this](int rank, WatchdogOptions& options) {
+      options.folder = path_ / std::to_string(host_of_[rank]);
+    };
+  }
+
+ private:
+  std::vector<int> host_of_;
+  std::filesystem::path path_;
+};
+
+TEST(Watchdog, AHostThatFallsSilentIsNamed) {
+  const Hosts hosts({0, 1, 1, 2});
+  WatchdogOptions options = quick();
+  options.host_silent_after = 1;
+  Ranks ranks(4, options, walk_steps_forever, hosts.adapt());
+  usleep(500'000);  // a few datagrams have told where everyone stands
+  ranks.signal(3, SIGSTOP);
+  for (int rank : {0, 1, 2}) EXPECT_EQ(ranks.wait(rank).code, 4) << rank;
+  ranks.signal(3, SIGKILL);
+  ranks.wait(3);
+  const std::string said = ranks.said();
+  EXPECT_NE(said.find("peer lost: rank 3 (host "), std::string::npos) << said;
+  EXPECT_NE(said.find("pid " + std::to_string(ranks.pid(3)) + ") has been silent for 1."),
+            std::string::npos)
+      << said;
+  EXPECT_NE(said.find(" at step 10"), std::string::npos) << said;
+}
+
+TEST(Watchdog, ADeathOnAnotherHostIsToldAtOnce) {
+  const Hosts hosts({0, 1, 1});
+  WatchdogOptions options = quick();
+  options.host_silent_after = 600;  // what is told does not wait for silence
+  Ranks ranks(3, options, walk_steps_forever, hosts.adapt());
+  usleep(500'000);
+  ranks.signal(2, SIGKILL);
+  EXPECT_EQ(ranks.wait(1).code, 4);
+  EXPECT_EQ(ranks.wait(0).code, 4);
+  ranks.wait(2);
+  const std::string line = "pid " + std::to_string(ranks.pid(2)) + ") died at step 10";
+  const std::string said = ranks.said();
+  const size_t first = said.find(line);
+  ASSERT_NE(first, std::string::npos) << said;
+  EXPECT_NE(said.find(line, first + 1), std::string::npos) << said;  // by rank 0's host too
+}
+
+TEST(Watchdog, AFailureOnAnotherHostIsNamedWithItsCode) {
+  const Hosts hosts({0, 1});
+  Ranks ranks(
+      2, quick(),
+      [](int rank, Watchdog& watchdog, Board& board) {
+        watchdog.enter(Phase::saving, 7);
+        if (rank == 0) walk_steps_forever(rank, watchdog, board);
+        usleep(300'000);
+        watchdog.leave(ExitCode::internal);
+      },
+      hosts.adapt());
+  EXPECT_EQ(ranks.wait(1).code, 0);
+  EXPECT_EQ(ranks.wait(0).code, 4);
+  const std::string said = ranks.said();
+  EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+  EXPECT_NE(said.find("ended with exit code 1 at step 7"), std::string::npos) << said;
+}
+
+TEST(Watchdog, AHostThatHasFinishedMayBeSilent) {
+  const Hosts hosts({0, 1});
+  WatchdogOptions options = quick();
+  options.host_silent_after = 0.5;
+  Ranks ranks(
+      2, options,
+      [](int rank, Watchdog& watchdog, Board& board) {
+        watchdog.enter(Phase::step, 1);
+        if (rank == 0)
+          while (board.gate == 0) {
+            watchdog.progress();
+            usleep(1000);
+          }
+        else
+          usleep(300'000);
+      },
+      hosts.adapt());
+  EXPECT_EQ(ranks.wait(1).code, 0);
+  usleep(1'500'000);
+  ranks.board().gate = 1;
+  EXPECT_EQ(ranks.wait(0).code, 0);
+  EXPECT_EQ(ranks.said(), "");
+}
+
+TEST(Watchdog, ATermWhileAHostIsGoneIsNotPreemption) {
+  const Hosts hosts({0, 1});
+  Ranks ranks(
+      2, quick(),
+      [](int, Watchdog& watchdog, Board&) {
+        watchdog.enter(Phase::step, 3);
+        while (!watchdog.stop_requested()) {
+          watchdog.progress();
+          usleep(1000);
+        }
+        watchdog.leave(ExitCode::resume_me);
+        _exit(75);
+      },
+      hosts.adapt());
+  usleep(500'000);
+  ranks.signal(1, SIGKILL);  // nobody is left there to tell
+  ranks.signal(0, SIGTERM);
+  EXPECT_EQ(ranks.wait(0).code, 4);
+  ranks.wait(1);
+  const std::string said = ranks.said();
+  EXPECT_NE(said.find("peer lost: rank 1"), std::string::npos) << said;
+}
+
+TEST(Watchdog, WhoeverWaitsForASlowSaveIsPatient) {
+  for (const int other : {0, 1}) {
+    const Hosts hosts({0, other});
+    WatchdogOptions options = quick();
+    options.stuck_after = 0.5;
+    Ranks ranks(
+        2, options,
+        [](int rank, Watchdog& watchdog, Board& board) {
+          watchdog.enter(rank == 0 ? Phase::step : Phase::saving, 5);
+          while (board.gate == 0) usleep(1000);
+        },
+        hosts.adapt());
+    usleep(1'500'000);
+    ranks.board().gate = 1;
+    EXPECT_EQ(ranks.wait(0).code, 0);
+    EXPECT_EQ(ranks.wait(1).code, 0);
+    EXPECT_EQ(ranks.said(), "");
+  }
+}
+
+TEST(Watchdog, RanksWhoseLauncherDiesEnd) {
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans become ours
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    Ranks ranks(2, quick(), walk_steps_forever);
+    const pid_t pids[2] = {ranks.pid(0), ranks.pid(1)};
+    if (write(fds[1], pids, sizeof pids) != sizeof pids) _exit(1);
+    for (;;) pause();
+  }
+  pid_t pids[2];
+  ASSERT_EQ(read(fds[0], pids, sizeof pids), static_cast<ssize_t>(sizeof pids));
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  for (const pid_t pid : pids) {
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 4);
+  }
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
 TEST(Watchdog, LeavesNothingBehind) {
   const auto folder =
       std::filesystem::temp_directory_path() / ("spillway-watchdog-" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
   const auto stale = folder / ("spillway-" + std::to_string(getuid()) + "-old");
   close(open(stale.c_str(), O_CREAT | O_WRONLY, 0600));
-  std::filesystem::last_write_time(
-      stale, std::filesystem::file_time_type::clock::now() - std::chrono::hours(2));
+  const auto living = folder / ("spillway-" + std::to_string(getuid()) + "-living");
+  const int held = open(living.c_str(), O_CREAT | O_WRONLY, 0600);
+  ASSERT_EQ(flock(held, LOCK_SH), 0);  // as a run does that is just starting
   WatchdogOptions options = quick();
   options.folder = folder;
   Ranks ranks(2, options, walk_steps_forever);
   ranks.signal(0, SIGKILL);
   ranks.wait(0);
   ranks.wait(1);
+  EXPECT_TRUE(std::filesystem::exists(living));
+  EXPECT_FALSE(std::filesystem::exists(stale));
+  close(held);
+  std::filesystem::remove(living);
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   std::filesystem::remove_all(folder);
 }
