@@ -115,6 +115,7 @@ void for_each_profile_field(P& p, F&& f) {
   f("kind", p.kind);
   f("device_bytes", SizeField<decltype((p.device_bytes))>{p.device_bytes, "auto", 0});
   f("reserve_bytes", SizeField<decltype((p.reserve_bytes))>{p.reserve_bytes, "none", 0});
+  f("gemm_workspace", SizeField<decltype((p.gemm_workspace))>{p.gemm_workspace, "none", 0});
   f("peak_f32", p.peak_f32);
   f("peak_bf16", p.peak_bf16);
   f("gemm_fraction", p.gemm_fraction);

@@ -12,10 +12,11 @@ namespace spillway {
 
 struct HardwareProfile {
   std::string name;
-  std::string kind;  // "cpu" or "cuda"
+  std::string kind;  // "cpu" or "cuda": the backend whose plans it is for
   // One device.
-  int64_t device_bytes = 0;   // capacity; 0: physical memory or cgroup limit, shared by the ranks
-  int64_t reserve_bytes = 0;  // foreign bytes: driver, libraries, loaded kernels
+  int64_t device_bytes = 0;    // capacity; 0: physical memory or cgroup limit, shared by the ranks
+  int64_t reserve_bytes = 0;   // foreign bytes: driver, libraries, loaded kernels
+  int64_t gemm_workspace = 0;  // bytes that one GEMM on a CUDA device may use as scratch
   double peak_f32 = 0, peak_bf16 = 0;           // FLOP/s, the MFU's denominator
   double gemm_fraction = 0.7;                   // sustained fraction of the peak in large GEMMs
   double attention_fraction = 0.4;              // … in attention

@@ -37,15 +37,24 @@ struct OpCase {
 
 class GraphBuilder;
 
+// What workspace sizes depend on besides shapes; from the hardware profile and the config, never
+// from a query to a device or a library.
+struct WorkspaceRules {
+  int threads = 1;             // compute threads of the CPU backend
+  bool cuda = false;           // the plan is for CUDA devices; it must run on the CPU backend too
+  int64_t gemm_workspace = 0;  // bytes that a GEMM of the CUDA backend may use, a constant
+};
+
 struct OpDef {
   std::string_view name;
   // Output types from inputs (forward ops; nullptr for gradients and updates, whose outputs the
   // rewrites create); throws Error(internal) with the op's name on a shape that is wrong.
   std::vector<TensorType> (*infer)(const Attrs&, const std::vector<TensorType>& in);
   Cost (*cost)(const Attrs&, const std::vector<TensorType>& in);
-  // Upper bound of the scratch a kernel of any backend needs, packed weights included. A function
-  // of shapes and `threads` alone. nullptr: none.
-  int64_t (*workspace)(const Attrs&, const std::vector<TensorType>& in, int threads);
+  // Upper bound of the scratch that a kernel needs, packed weights included: the CPU kernels' for
+  // `threads`, or with `cuda` whatever is larger, theirs or the CUDA kernels'. A multiple of 64,
+  // and a function of shapes and rules alone. nullptr: none.
+  int64_t (*workspace)(const Attrs&, const std::vector<TensorType>& in, const WorkspaceRules&);
   // Emits the nodes of the backward pass. `dout[i]` is kNone where no gradient arrives. Sets
   // `din[i]` where one is produced; parameters' gradients go to builder.accumulator(param).
   // nullptr: the op has no backward.

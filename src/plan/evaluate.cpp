@@ -31,7 +31,7 @@ Plan evaluate_placement(const PlanInput& input, const Placement& placement, int 
   plan.reduce_delay = reduce_delay;
   std::vector<const Schedule*> schedules = {input.train[reduce_delay]};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
-  plan.lowered = lower(schedules, placement, input.threads, input.staging_bytes);
+  plan.lowered = lower(schedules, placement, input.rules, input.staging_bytes);
   plan.layout = pack(plan.lowered.set);
   synchronise(plan.lowered.set, plan.layout);
   plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);

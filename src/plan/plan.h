@@ -16,6 +16,11 @@
 
 namespace spillway {
 
+// A plan for a profile of CUDA devices has room for the CUDA kernels' workspaces as well.
+inline WorkspaceRules workspace_rules(const HardwareProfile& profile, int threads) {
+  return {threads, profile.kind == "cuda", profile.gemm_workspace};
+}
+
 struct PlanInput {
   // The train schedule with sums over ranks issued at once (0) and one layer later (1): the second
   // overlaps communication and needs two slots where gradients are streamed.
@@ -25,7 +30,7 @@ struct PlanInput {
   Budgets budgets;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
   std::vector<std::pair<std::string, std::string>> pins;  // Config::place
-  int threads = 1;
+  WorkspaceRules rules;
   int64_t staging_bytes = 0;  // host bytes that checkpoints need
   bool bf16 = false;          // which peak counts
   double flops_per_step = 0;  // model FLOPs of one step on one rank, for the MFU

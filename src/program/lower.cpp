@@ -23,8 +23,9 @@ Scope scope_of(Role role) {
 // Builds one ProgramSet out of several schedules.
 class Lowering {
  public:
-  Lowering(const std::vector<const Schedule*>& schedules, const Placement& placement, int threads)
-      : schedules_(schedules), placement_(placement), threads_(threads) {}
+  Lowering(const std::vector<const Schedule*>& schedules, const Placement& placement,
+           const WorkspaceRules& rules)
+      : schedules_(schedules), placement_(placement), rules_(rules) {}
 
   Lowered run(int64_t staging_bytes) {
     for (const Schedule* s : schedules_) {
@@ -226,7 +227,7 @@ class Lowering {
       if (op_def(node.op).workspace != nullptr) {
         std::vector<TensorType> types;
         for (const ProgramOperand& o : i.in) types.push_back({o.dtype, o.dims});
-        const int64_t bytes = op_def(node.op).workspace(node.attrs, types, threads_);
+        const int64_t bytes = op_def(node.op).workspace(node.attrs, types, rules_);
         if (bytes > 0) {
           i.workspace = whole(add_buffer({.name = node.name + " workspace",
                                           .place = "workspace",
@@ -369,7 +370,7 @@ class Lowering {
 
   const std::vector<const Schedule*>& schedules_;
   const Placement& placement_;
-  const int threads_;
+  const WorkspaceRules rules_;
   Lowered result_;
   std::vector<Sequencer> sequencers_;
   std::vector<std::vector<StagePlan>> stages_;
@@ -408,8 +409,8 @@ std::vector<PlaceUnit> place_units(const Schedule& train) {
 }
 
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
-              int threads, int64_t staging_bytes) {
-  return Lowering(schedules, placement, threads).run(staging_bytes);
+              const WorkspaceRules& rules, int64_t staging_bytes) {
+  return Lowering(schedules, placement, rules).run(staging_bytes);
 }
 
 }  // namespace spillway

@@ -40,11 +40,11 @@ struct Lowered {
 };
 
 // Lowers schedules that share parameters and KV caches by tensor name; schedules[0] has priority
-// for everything named by `placement`. Keys that the placement lacks stay on the device. `threads`:
-// compute threads, for workspace sizes. `staging_bytes`: a host buffer "staging" for checkpoints
+// for everything named by `placement`. Keys that the placement lacks stay on the device. `rules`:
+// for workspace sizes. `staging_bytes`: a host buffer "staging" for checkpoints
 // (0: none). Throws Error(internal) where an op's alias does not hold.
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
-              int threads, int64_t staging_bytes);
+              const WorkspaceRules& rules, int64_t staging_bytes);
 
 // Offsets: persistent, kept and ring buffers one after the other, then buffers that may share
 // bytes, packed by lifetime within each program.

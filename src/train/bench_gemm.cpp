@@ -39,9 +39,9 @@ double our_rate(Dtype dtype, const GemmRate& g, int threads, int64_t repeat) {
   args.in_count = 2;
   args.out_count = 1;
   args.attrs = &attrs;
-  args.workspace_bytes =
-      op_def(OpKind::matmul)
-          .workspace(attrs, {{dtype, Dims(g.m, g.k)}, {dtype, Dims(g.n, g.k)}}, threads);
+  args.workspace_bytes = op_def(OpKind::matmul)
+                             .workspace(attrs, {{dtype, Dims(g.m, g.k)}, {dtype, Dims(g.n, g.k)}},
+                                        {.threads = threads});
   std::vector<char> workspace(args.workspace_bytes + 64);
   args.workspace =
       reinterpret_cast<void*>(round_up(reinterpret_cast<intptr_t>(workspace.data()), int64_t{64}));

@@ -65,7 +65,7 @@ class Sampler {
     shape.tokens = 1;
     decode_ = build_forward_schedule("decode", build(GraphMode::decode), spec);
     const int threads = claim_cores(static_cast<int>(config.train.threads), communicator_).threads;
-    lowered_ = lower({&prefill_, &decode_}, {}, threads, 0);
+    lowered_ = lower({&prefill_, &decode_}, {}, {.threads = threads}, 0);
     layout_ = pack(lowered_.set);
     synchronise(lowered_.set, layout_);
     CpuDeviceOptions options;

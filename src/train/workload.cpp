@@ -41,7 +41,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
   input.offload = config.offload;
   input.recompute = config.recompute;
   input.pins = config.place;
-  input.threads = t.threads;
+  input.rules = workspace_rules(input.profile, t.threads);
   input.staging_bytes = kStagingBytes;
   input.bf16 = config.train.precision == Precision::bf16;
   input.flops_per_step = flops_per_step() / t.ranks;

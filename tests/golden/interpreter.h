@@ -137,7 +137,7 @@ class Interpreter {
     const OpDef& def = op_def(node.op);
     std::vector<uint64_t> workspace;
     if (!all_f64_ && def.workspace != nullptr) {
-      args.workspace_bytes = def.workspace(node.attrs, types, threads_);
+      args.workspace_bytes = def.workspace(node.attrs, types, {.threads = threads_});
       workspace.assign(static_cast<size_t>(args.workspace_bytes) / 8 + 16, ~uint64_t{0});
       const auto address = reinterpret_cast<uintptr_t>(workspace.data());
       args.workspace = reinterpret_cast<void*>(round_up(static_cast<int64_t>(address), 64));

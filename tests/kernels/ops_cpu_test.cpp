@@ -109,7 +109,8 @@ Result run_cpu(OpKind kind, const OpCase& c, const std::vector<Values>& in,
   }
 
   const OpDef& def = op_def(kind);
-  const int64_t workspace_bytes = def.workspace ? def.workspace(c.attrs, c.in, way.threads) : 0;
+  const int64_t workspace_bytes =
+      def.workspace ? def.workspace(c.attrs, c.in, {.threads = way.threads}) : 0;
   const Guarded workspace(workspace_bytes);
   KernelArgs args;
   args.attrs = &c.attrs;

@@ -65,10 +65,16 @@ TEST_P(Op, StatesCostAndWorkspace) {
     EXPECT_GE(cost.flops, 0);
     if (!def().workspace) continue;
     for (int threads : {1, 2, 7}) {
-      EXPECT_GE(def().workspace(c.attrs, c.in, threads), 0);
-      EXPECT_EQ(def().workspace(c.attrs, c.in, threads) % 64, 0);
-      EXPECT_LE(def().workspace(c.attrs, c.in, threads),
-                def().workspace(c.attrs, c.in, threads + 1));
+      const int64_t bytes = def().workspace(c.attrs, c.in, {.threads = threads});
+      EXPECT_GE(bytes, 0);
+      EXPECT_EQ(bytes % 64, 0);
+      EXPECT_LE(bytes, def().workspace(c.attrs, c.in, {.threads = threads + 1}));
+      // A plan for CUDA devices runs on the CPU backend too.
+      for (const int64_t gemm : {int64_t{0}, int64_t{1000}, int64_t{32} << 20}) {
+        const WorkspaceRules cuda = {threads, true, gemm};
+        EXPECT_GE(def().workspace(c.attrs, c.in, cuda), bytes);
+        EXPECT_EQ(def().workspace(c.attrs, c.in, cuda) % 64, 0);
+      }
     }
   }
 }

@@ -54,7 +54,7 @@ TEST(Lower, RandomPlacements) {
       placement.where[unit.key] = static_cast<Where>(rng() % choices);
       placement.slots[unit.key.first] = 1 + rng() % 3;
     }
-    Lowered lowered = lower({&b.train, &b.evaluate}, placement, 2, 4096);
+    Lowered lowered = lower({&b.train, &b.evaluate}, placement, {.threads = 2}, 4096);
     const ArenaLayout layout = pack(lowered.set);
     synchronise(lowered.set, layout);
     int64_t copies = 0, waits = 0;
@@ -75,7 +75,7 @@ TEST(Lower, HostActivationsLeaveTheDevice) {
   const Built b = build(6, 1, 0, 2, 0, Precision::f32, 1);
   Placement resident;
   const auto device_bytes = [&](const Placement& p) {
-    return pack(lower({&b.train}, p, 1, 0).set).tier_bytes[0];
+    return pack(lower({&b.train}, p, {}, 0).set).tier_bytes[0];
   };
   const int64_t all = device_bytes(resident);
   for (const char* place : {"qkv", "ffn_up", "moments", "gradients", "parameters"}) {
@@ -84,7 +84,7 @@ TEST(Lower, HostActivationsLeaveTheDevice) {
     for (const PlaceUnit& unit : place_units(b.train))
       if (unit.key.first == place) p.where[unit.key] = Where::host, bytes += unit.bytes;
     std::map<std::string, int64_t> rings;
-    const Lowered lowered = lower({&b.train}, p, 1, 0);
+    const Lowered lowered = lower({&b.train}, p, {}, 0);
     int64_t ring = 0;
     for (const Buffer& buffer : lowered.set.buffers)
       if (buffer.name.starts_with("ring ")) ring += round_up(buffer.bytes, 256) * buffer.versions;

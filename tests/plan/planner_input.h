@@ -43,7 +43,7 @@ struct PlannerInput {
     input.offload = config.offload;
     input.recompute = config.recompute;
     input.pins = config.place;
-    input.threads = 2;
+    input.rules = workspace_rules(input.profile, 2);
     input.staging_bytes = 4 << 20;
     input.bf16 = config.train.precision == Precision::bf16;
     input.flops_per_step = model_flops_per_token(config.model) * static_cast<double>(tokens);

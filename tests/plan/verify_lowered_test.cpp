@@ -63,7 +63,7 @@ Built build(const Shape& s, int rank, uint64_t seed) {
     placement.where[unit.key] = static_cast<Where>(random() % (unit.recomputable ? 3 : 2));
     placement.slots[unit.key.first] = 1 + random() % 3;
   }
-  Lowered lowered = lower({&train, &evaluate}, placement, 2, 4096);
+  Lowered lowered = lower({&train, &evaluate}, placement, {.threads = 2}, 4096);
   Built b{std::move(lowered.set), {}};
   b.layout = pack(b.set);
   synchronise(b.set, b.layout);

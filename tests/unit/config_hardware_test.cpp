@@ -54,6 +54,7 @@ TEST(Profile, ShippedProfilesLoad) {
   EXPECT_EQ(h100.kind, "cuda");
   EXPECT_EQ(h100.device_bytes, 80000000000);
   EXPECT_EQ(h100.reserve_bytes, 2 * kGiB);
+  EXPECT_EQ(h100.gemm_workspace, 32 << 20);
   EXPECT_EQ(h100.devices_per_node, 8);
   EXPECT_EQ(h100.peak_bf16, 9.89e14);
 }
@@ -123,7 +124,7 @@ TEST(Profile, Errors) {
               std::string::npos)
         << name;
   }
-  EXPECT_EQ(spoiled, 17);
+  EXPECT_EQ(spoiled, 18);
   EXPECT_NE(error_with("gemm_fraction", sourced(1.5)).find("at most 1"), std::string::npos);
   EXPECT_NE(error_with("peak_f33", sourced(1)).find("did you mean \"peak_f32\""),
             std::string::npos);

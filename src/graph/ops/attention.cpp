@@ -71,17 +71,20 @@ Cost cached_cost(const Attrs& attrs, const std::vector<TensorType>& in) {
           .attention = true};
 }
 
-int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
-  return attention_workspace(attrs, in[0].dtype, threads, false);
+int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                  const WorkspaceRules& rules) {
+  return attention_workspace(attrs, in[0].dtype, rules.threads, false);
 }
 
-int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
-  return attention_workspace(attrs, in[0].dtype, threads, true);
+int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                       const WorkspaceRules& rules) {
+  return attention_workspace(attrs, in[0].dtype, rules.threads, true);
 }
 
 // One row of scores and one of outputs a thread.
-int64_t cached_workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
-  return threads * (aligned(in[1].dims[0] * 4) + aligned(int64_t{attrs.head_dim} * 4));
+int64_t cached_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                         const WorkspaceRules& rules) {
+  return rules.threads * (aligned(in[1].dims[0] * 4) + aligned(int64_t{attrs.head_dim} * 4));
 }
 
 struct Shape {

@@ -10,4 +10,8 @@ namespace spillway {
 // A multiple of 64.
 int64_t gemm_workspace(int64_t m, int64_t n, int64_t k, Dtype a, Dtype b, Dtype c, int threads);
 
+// Each part of a workspace of the CUDA kernels begins at a multiple of this.
+constexpr int64_t kDeviceAlign = 256;
+constexpr int64_t device_aligned(int64_t bytes) { return round_up(bytes, kDeviceAlign); }
+
 }  // namespace spillway

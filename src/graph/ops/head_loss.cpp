@@ -57,19 +57,36 @@ int64_t rows_and_logits(const Attrs& attrs, const std::vector<TensorType>& in, b
          (narrow ? aligned(logits * size_of(in[0].dtype)) : 0);
 }
 
-int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
-  const Dtype t = in[0].dtype;
-  return rows_and_logits(attrs, in, false) + gemm_workspace(chunk_of(attrs, in), in[1].dims[0],
-                                                            in[0].dims[1], t, t, Dtype::f32,
-                                                            threads);
+// The CUDA kernels': nll of each row in f64, a chunk of logits (in bf16 as well for its gradient),
+// and the library's for the GEMMs, which follow one another.
+int64_t with_cuda(int64_t cpu, const Attrs& attrs, const std::vector<TensorType>& in, bool gradient,
+                  const WorkspaceRules& rules) {
+  if (!rules.cuda) return cpu;
+  const int64_t logits = chunk_of(attrs, in) * in[1].dims[0];
+  const bool narrow = gradient && in[0].dtype != Dtype::f32;
+  return std::max(cpu, device_aligned(in[0].dims[0] * 8) + device_aligned(logits * 4) +
+                           (narrow ? device_aligned(logits * size_of(in[0].dtype)) : 0) +
+                           device_aligned(rules.gemm_workspace));
 }
 
-int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
+int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                  const WorkspaceRules& rules) {
+  const Dtype t = in[0].dtype;
+  const int64_t cpu = rows_and_logits(attrs, in, false) +
+                      gemm_workspace(chunk_of(attrs, in), in[1].dims[0], in[0].dims[1], t, t,
+                                     Dtype::f32, rules.threads);
+  return with_cuda(cpu, attrs, in, false, rules);
+}
+
+int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                       const WorkspaceRules& rules) {
   const Dtype t = in[0].dtype;
   const int64_t chunk = chunk_of(attrs, in), v = in[1].dims[0], h = in[0].dims[1];
-  return rows_and_logits(attrs, in, true) + gemm_workspace(chunk, v, h, t, t, Dtype::f32, threads) +
-         gemm_workspace(chunk, h, v, t, t, t, threads) +
-         gemm_workspace(v, h, chunk, t, t, Dtype::f32, threads);
+  const int64_t cpu = rows_and_logits(attrs, in, true) +
+                      gemm_workspace(chunk, v, h, t, t, Dtype::f32, rules.threads) +
+                      gemm_workspace(chunk, h, v, t, t, t, rules.threads) +
+                      gemm_workspace(v, h, chunk, t, t, Dtype::f32, rules.threads);
+  return with_cuda(cpu, attrs, in, true, rules);
 }
 
 struct Shape {

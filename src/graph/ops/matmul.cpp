@@ -1,5 +1,7 @@
 #include "graph/ops/matmul.h"
 
+#include <algorithm>
+
 #include "graph/backward_rules.h"
 #include "graph/ops/gemm_workspace.h"
 #include "graph/ops/row_blocks.h"
@@ -51,22 +53,35 @@ Cost bias_cost(const Attrs&, const std::vector<TensorType>& in) {
           .bytes = static_cast<double>(bytes_of(in))};
 }
 
-int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, int threads) {
-  return gemm_workspace(in[0].dims[0], in[1].dims[0], in[0].dims[1], in[0].dtype, in[1].dtype,
-                        result_dtype(attrs, in[0]), threads);
+// The CUDA kernels': the library's, and a copy of the bias in y's dtype.
+int64_t with_cuda(int64_t cpu, int64_t bias, const WorkspaceRules& rules) {
+  if (!rules.cuda) return cpu;
+  return std::max(cpu, device_aligned(rules.gemm_workspace) + device_aligned(bias * 4));
 }
 
-int64_t dinput_workspace(const Attrs&, const std::vector<TensorType>& in, int threads) {
-  return gemm_workspace(in[0].dims[0], in[1].dims[1], in[0].dims[1], in[0].dtype, in[1].dtype,
-                        in[0].dtype, threads);
+int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                  const WorkspaceRules& rules) {
+  const int64_t m = in[0].dims[0], n = in[1].dims[0], k = in[0].dims[1];
+  const int64_t cpu =
+      gemm_workspace(m, n, k, in[0].dtype, in[1].dtype, result_dtype(attrs, in[0]), rules.threads);
+  return with_cuda(cpu, attrs.bias ? n : 0, rules);
 }
 
-int64_t dweight_workspace(const Attrs&, const std::vector<TensorType>& in, int threads) {
-  return gemm_workspace(in[0].dims[1], in[1].dims[1], in[0].dims[0], in[0].dtype, in[1].dtype,
-                        Dtype::f32, threads);
+int64_t dinput_workspace(const Attrs&, const std::vector<TensorType>& in,
+                         const WorkspaceRules& rules) {
+  const int64_t m = in[0].dims[0], n = in[1].dims[1], k = in[0].dims[1];
+  return with_cuda(gemm_workspace(m, n, k, in[0].dtype, in[1].dtype, in[0].dtype, rules.threads), 0,
+                   rules);
 }
 
-int64_t bias_workspace(const Attrs&, const std::vector<TensorType>& in, int) {
+int64_t dweight_workspace(const Attrs&, const std::vector<TensorType>& in,
+                          const WorkspaceRules& rules) {
+  const int64_t m = in[0].dims[1], n = in[1].dims[1], k = in[0].dims[0];
+  return with_cuda(gemm_workspace(m, n, k, in[0].dtype, in[1].dtype, Dtype::f32, rules.threads), 0,
+                   rules);
+}
+
+int64_t bias_workspace(const Attrs&, const std::vector<TensorType>& in, const WorkspaceRules&) {
   return row_block_bytes(in[0].dims[1]);
 }
 

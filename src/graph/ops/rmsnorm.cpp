@@ -33,7 +33,7 @@ Cost grad_cost(const Attrs&, const std::vector<TensorType>& in) {
           .bytes = static_cast<double>(bytes_of(in) + bytes_of(in[0]))};
 }
 
-int64_t grad_workspace(const Attrs&, const std::vector<TensorType>& in, int) {
+int64_t grad_workspace(const Attrs&, const std::vector<TensorType>& in, const WorkspaceRules&) {
   return row_block_bytes(in[0].dims[1]);
 }
 

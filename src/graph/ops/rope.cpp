@@ -45,11 +45,12 @@ int64_t table_bytes(const Attrs& attrs, const std::vector<TensorType>& in) {
   return aligned(positions * attrs.head_dim * 4);
 }
 
-int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, int) {
+int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, const WorkspaceRules&) {
   return table_bytes(attrs, in);
 }
 
-int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in, int) {
+int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                       const WorkspaceRules&) {
   return table_bytes(attrs, in) + (attrs.qk_norm ? 2 * row_block_bytes(attrs.head_dim) : 0);
 }
 
