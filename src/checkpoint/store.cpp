@@ -109,16 +109,17 @@ std::optional<ResumeChoice> find_resume(FileSystem& files, const std::string& ou
             choice.skipped.size(), reasons);
 }
 
-std::vector<std::string> apply_retention(FileSystem& files, const std::string& output, int64_t keep,
-                                         uint64_t just_written) {
+std::vector<std::string> apply_retention(FileSystem& files, const std::string& output,
+                                         const Retention& retention, uint64_t just_written) {
   const std::string parent = checkpoints_folder(output);
   std::vector<std::string> removed;
   recover_replaced(files, output);
   int64_t complete = 0;
   for (const CheckpointFolder& folder : list_checkpoints(files, output)) {
-    if (complete < std::max<int64_t>(keep, 1)) {
+    const uint64_t every = static_cast<uint64_t>(retention.keep_every);
+    if (complete < std::max<int64_t>(retention.keep, 1)) {
       complete += flaw(files, folder.path, static_cast<int64_t>(folder.step), false).empty();
-    } else if (folder.step != just_written) {
+    } else if (folder.step != just_written && (every == 0 || folder.step % every != 0)) {
       const std::string old = parent + "/.old_" + step_folder(folder.step);
       remove_tree(files, old);
       files.rename(folder.path, old);

@@ -37,12 +37,17 @@ struct ResumeChoice {
 std::optional<ResumeChoice> find_resume(FileSystem& files, const std::string& output,
                                         const std::string& request);
 
-// Removes leftovers of interrupted saves, and checkpoints older than the `keep` (at least 1) newest
-// complete ones. What is complete by manifest, sizes and headers counts, so the last good one
-// always stays; `just_written` stays too, and so do incomplete ones that are newer than a kept one.
-// Returns the checkpoints removed. Rank 0 only, while no other rank reads or saves.
-std::vector<std::string> apply_retention(FileSystem& files, const std::string& output, int64_t keep,
-                                         uint64_t just_written);
+struct Retention {
+  int64_t keep = 3;        // newest complete ones that stay; at least 1
+  int64_t keep_every = 0;  // steps that are multiples of this stay for good; 0: none
+};
+
+// Removes leftovers of interrupted saves, and checkpoints that `retention` does not keep. What is
+// complete by manifest, sizes and headers counts, so the last good one always stays; `just_written`
+// stays too, and so do incomplete ones that are newer than a kept one. Returns the checkpoints
+// removed. Rank 0 only, while no other rank reads or saves.
+std::vector<std::string> apply_retention(FileSystem& files, const std::string& output,
+                                         const Retention& retention, uint64_t just_written);
 
 // Undoes or finishes publish_checkpoint's replacement of a checkpoint of the same step.
 void recover_replaced(FileSystem& files, const std::string& output);

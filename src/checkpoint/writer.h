@@ -3,18 +3,19 @@
 //   2. every rank writes and syncs its shard in it
 //   3. when all have: rank 0 writes and syncs the manifest and the folder, renames it to
 //      step_XXXXXXXX and syncs the parent
-// A crash at any point leaves the earlier checkpoints as they were.
+// A crash at any point leaves the earlier checkpoints as they were. saving.h takes the steps while
+// training goes on.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <span>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "checkpoint/manifest.h"
-#include "runtime/device.h"
 
 namespace spillway {
 
@@ -24,8 +25,6 @@ struct TensorSlice {
   std::string name;              // "<param>", "<param>.m", "<param>.v"
   Dims shape;                    // live shape of the whole tensor
   int64_t begin = 0, count = 0;  // elements, flat; count 0 contributes nothing
-  // Copies `bytes` bytes from `offset` bytes after the slice's first element to `out`, as f32.
-  std::function<void(int64_t offset, void* out, int64_t bytes)> read;
 };
 
 struct ShardReport {
@@ -36,28 +35,35 @@ struct ShardReport {
 // Step 1. Returns the folder; leftovers of the same name are removed first.
 std::string begin_checkpoint(FileSystem& files, const std::string& output, uint64_t step);
 
-// Step 2: <folder>/rank_XXXXX.safetensors. Data passes through `staging` (at least 4 bytes), in
-// pieces of its size; nothing else of a tensor's size is allocated.
-ShardReport write_shard(FileSystem& files, const std::string& folder, int32_t rank,
-                        const std::vector<TensorSlice>& slices, std::span<std::byte> staging);
+// Step 2: <folder>/rank_XXXXX.safetensors. Allocates nothing of a tensor's size.
+class ShardWriter {
+ public:
+  // Creates the file and writes its header.
+  ShardWriter(FileSystem& files, const std::string& folder, int32_t rank,
+              const std::vector<TensorSlice>& slices);
+
+  // The next bytes of all slices' elements, one slice after the other, as f32.
+  void append(const void* data, int64_t bytes);
+
+  // Syncs and closes the file. Throws Error(internal) if bytes are missing.
+  ShardReport finish();
+
+ private:
+  std::string path_;
+  std::unique_ptr<WritableFile> file_;
+  ShardReport report_;
+  size_t next_ = 0;               // the tensor after the one that the next byte belongs to
+  int64_t left_ = 0;              // bytes of the tensor before `next_` that are still to come
+  std::optional<Hasher> hasher_;  // of that tensor so far
+};
 
 // Step 3. `reports[i]` is rank i's. Replaces an earlier checkpoint of the same step. Returns the
 // checkpoint's folder.
 std::string publish_checkpoint(FileSystem& files, const std::string& output, const RunState& run,
                                const std::vector<ShardReport>& reports);
 
-struct SaveOutcome {
-  std::string path;                  // on every rank
-  std::vector<std::string> removed;  // by retention; rank 0 only
-  std::string warning;               // retention failed, the checkpoint is good; rank 0 only
-};
-
-// All three steps and apply_retention (see store.h), called by all ranks at the same time. A
-// failure of any rank is thrown as the same Error on all of them, after the temporary folder is
-// removed.
-SaveOutcome save_checkpoint(FileSystem& files, Communicator& communicator,
-                            const std::string& output, const RunState& run,
-                            const std::vector<TensorSlice>& slices, std::span<std::byte> staging,
-                            int64_t keep);
+// What a failed save leaves behind goes; a checkpoint that was to be replaced comes back. Best
+// effort: what cannot be removed now is invisible, and removed by the next save or start.
+void abandon_checkpoint(FileSystem& files, const std::string& output, uint64_t step) noexcept;
 
 }  // namespace spillway

@@ -94,6 +94,8 @@ struct HardwareConfig {
 struct CheckpointConfig {
   int64_t every = 0;  // 0: only the final one
   int64_t keep = 3;
+  int64_t keep_every = 0;       // steps that are multiples of it stay for good; 0: none
+  Mode copy = Mode::automatic;  // may a save copy the states to host memory first
   bool operator==(const CheckpointConfig&) const = default;
 };
 

@@ -106,6 +106,8 @@ void for_each_field(C& c, F&& f) {
   f("hardware.link", RateField<decltype((hardware.link))>{hardware.link, "unpaced"});
   f("checkpoint.every", c.checkpoint.every);
   f("checkpoint.keep", c.checkpoint.keep);
+  f("checkpoint.keep_every", c.checkpoint.keep_every);
+  f("checkpoint.copy", c.checkpoint.copy);
   f("output", c.output);
 }
 

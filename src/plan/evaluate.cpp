@@ -21,6 +21,17 @@ TierUse use_of(const ProgramSet& set, const ArenaLayout& layout, Tier tier) {
   return use;
 }
 
+// Nothing of the host's is shared, so its arena needs no packing to be known.
+bool copy_fits(const PlanInput& input, const Lowered& lowered, const Schedule& train) {
+  if (!input.snapshots) return false;
+  constexpr int64_t kAlign = 256;
+  int64_t bytes = round_up(saved_bytes(train, lowered.homes), kAlign);
+  for (const Buffer& b : lowered.set.buffers)
+    if (b.tier == Tier::host && &b != &lowered.set.buffers[lowered.io.at("staging")])
+      bytes += round_up(b.bytes, kAlign) * b.versions;
+  return bytes <= input.budgets.host;
+}
+
 }  // namespace
 
 Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay) {
@@ -32,6 +43,8 @@ Plan evaluate_placement(const PlanInput& input, const Placement& placement, int 
   std::vector<const Schedule*> schedules = {input.train[reduce_delay]};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
   plan.lowered = lower(schedules, placement, input.rules, input.staging_bytes);
+  const Schedule& train = *schedules[0];
+  if (input.saves) add_save_programs(plan.lowered, train, copy_fits(input, plan.lowered, train));
   plan.layout = pack(plan.lowered.set);
   synchronise(plan.lowered.set, plan.layout);
   plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);

@@ -10,6 +10,8 @@ namespace {
 double seconds_of(const Program& program, const Instr& instr, const HardwareProfile& profile,
                   bool bf16) {
   switch (instr.kind) {
+    case InstrKind::save:  // at best; disks are not in the profile
+      return static_cast<double>(instr.in[0].bytes()) / profile.memory_bandwidth;
     case InstrKind::copy: {
       const double rate = instr.lane == Lane::h2d   ? profile.h2d_bandwidth
                           : instr.lane == Lane::d2h ? profile.d2h_bandwidth

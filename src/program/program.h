@@ -17,8 +17,11 @@ using InstrId = int32_t;
 enum class Tier : uint8_t { device, host };
 constexpr int kTierCount = 2;
 
-enum class Lane : uint8_t { compute, h2d, d2h, comm };
-constexpr int kLaneCount = 4;
+// The first four are the device's; cpu and io are host threads (runtime/host_lanes.h): copies
+// within host memory, and files.
+enum class Lane : uint8_t { compute, h2d, d2h, comm, cpu, io };
+constexpr int kDeviceLaneCount = 4;
+constexpr int kLaneCount = 6;
 
 // value = base + step * iteration; iterations of a segment count from 0.
 struct Affine {
@@ -63,7 +66,8 @@ struct ProgramOperand {
   int64_t bytes() const { return dims.count() * size_of(dtype); }
 };
 
-enum class InstrKind : uint8_t { op, copy, exchange };
+// save: reads one f32 operand from either tier and appends it to the file of the save in progress.
+enum class InstrKind : uint8_t { op, copy, exchange, save };
 
 struct ProgramTransfer {
   int32_t peer = 0;
@@ -86,7 +90,7 @@ struct Instr {
   bool accumulate = false;
   bool uses_micro = true;
   std::vector<ProgramOperand> in, out;  // ops: in kernel order; copy: one in, one out, same bytes
-  ProgramOperand workspace;             // buffer -1: none
+  ProgramOperand workspace;  // buffer -1: none; of a save from the device: where it passes the host
   std::vector<ProgramTransfer> transfers;
   int32_t sequence = -1;       // exchanges: place in the role's order of communication
   std::vector<Access> access;  // everything it touches, workspace included

@@ -46,6 +46,25 @@ struct Lowered {
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
               const WorkspaceRules& rules, int64_t staging_bytes);
 
+// What this rank writes of the state in `home` (an index into `homes`): `count` elements of the
+// global tensor from `begin` on, `offset` bytes into the home's buffer; of a replicated tensor each
+// element is one rank's. Vocabulary padding, and bf16 parameters that have a master, are not saved.
+struct SavedSlice {
+  int32_t home = 0;
+  int64_t begin = 0, count = 0;
+  int64_t offset = 0;
+};
+std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Home>& homes);
+
+// Adds the programs of a save to a set whose schedules[0] is `train` and that has a buffer
+// "staging". Together they give the bytes of saved_slices, in order, to the io lane's file.
+// - `copied`: "staging" grows to hold them all. "snapshot" copies the states there, "save" reads
+//   the copy: a step that follows waits for the former alone, before its first update.
+// - else "save" reads the states where they are, those of the device through "staging", and the
+//   next update waits for it.
+void add_save_programs(Lowered& lowered, const Schedule& train, bool copied);
+int64_t saved_bytes(const Schedule& train, const std::vector<Home>& homes);
+
 // Offsets: persistent, kept and ring buffers one after the other, then buffers that may share
 // bytes, packed by lifetime within each program.
 ArenaLayout pack(const ProgramSet& set);

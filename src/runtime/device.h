@@ -55,12 +55,14 @@ class Device {
   virtual void synchronise(Lane lane, Ticket ticket) = 0;
   virtual void synchronise_all() = 0;
 
-  // Blocking transfers between pageable memory of the caller and an arena; for restoring and
-  // checkpoints, with all lanes idle.
+  // Blocking transfers between memory of the host and an arena, outside every lane's order.
+  // `upload` only with all lanes idle; `download` from any one thread, as long as no lane writes
+  // the bytes meanwhile (a save reads states while the next step runs).
   virtual void upload(void* to, const void* from, int64_t bytes) = 0;
   virtual void download(void* to, const void* from, int64_t bytes) = 0;
 
-  // Progress words; never block. `running` is the instruction a lane executes now, or nullptr.
+  // Progress words; never block, any thread. `running` is the instruction a lane executes now, or
+  // nullptr.
   virtual Ticket completed(Lane lane) const = 0;
   virtual const Instr* running(Lane lane) const = 0;
 

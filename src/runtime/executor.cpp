@@ -1,7 +1,9 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 
@@ -10,6 +12,18 @@ namespace spillway {
 namespace {
 
 constexpr uint8_t kPoison = 0xFF;
+constexpr int kHostCommands = 16;  // of the caller's, between the instructions of a host lane
+
+bool on_host(Lane lane) { return static_cast<int>(lane) >= kDeviceLaneCount; }
+
+// What the host lanes hold at once: a program's instructions, so that the issuer never waits there.
+int host_depth(const ProgramSet& set) {
+  int depth = 0;
+  for (const Program& program : set.programs)
+    depth += static_cast<int>(std::count_if(program.instrs.begin(), program.instrs.end(),
+                                            [](const Instr& i) { return on_host(i.lane); }));
+  return depth + kHostCommands;
+}
 
 bool same(Affine a, Affine b) { return a.base == b.base && a.step == b.step; }
 
@@ -41,7 +55,11 @@ Executor::Executor(const ProgramSet& set, const ArenaLayout& layout, Device& dev
 
 Executor::Executor(const ProgramSet& set, const ArenaLayout& layout, Device& device,
                    Options options)
-    : set_(set), layout_(layout), device_(device) {
+    : set_(set),
+      layout_(layout),
+      device_(device),
+      on_host_wait_(options.on_host_wait),
+      host_(device, host_depth(set)) {
   if (layout.offset.size() != set.buffers.size() ||
       layout.version_stride.size() != set.buffers.size())
     internal_error("layout of {} buffers for a program set of {}", layout.offset.size(),
@@ -200,7 +218,7 @@ void Executor::find_poison(const Program& program, Tables& tables) const {
 // which the next program's entry waits refer to.
 void Executor::find_signals(const Program& program, Tables& tables) const {
   tables.signals.assign(program.instrs.size(), 0);
-  InstrId last[kLaneCount] = {-1, -1, -1, -1};
+  InstrId last[kDeviceLaneCount] = {-1, -1, -1, -1};
   for (const Segment& segment : program.segments) {
     for (InstrId id = segment.begin; id < segment.end; ++id) {
       const Instr& instr = program.instrs[id];
@@ -209,7 +227,7 @@ void Executor::find_signals(const Program& program, Tables& tables) const {
       if (!tables.poison.empty())
         for (const Poison& poison : tables.poison[id])
           for (InstrId user : poison.users) tables.signals[user] = 1;
-      if (segment.trip > 0) last[static_cast<int>(instr.lane)] = id;
+      if (segment.trip > 0 && !on_host(instr.lane)) last[static_cast<int>(instr.lane)] = id;
     }
   }
   for (InstrId id : last)
@@ -228,7 +246,7 @@ void* Executor::address(BufferId buffer, int32_t version, int64_t offset) const 
 }
 
 Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id, int32_t iteration,
-                       int32_t micro) {
+                       int32_t micro, const Ticket (&host_waits)[kLaneCount]) {
   const Instr& instr = program.instrs[id];
   auto pointer = [&](const ProgramOperand& o) {
     return at(o.buffer, o.version, iteration, o.offset);
@@ -250,8 +268,17 @@ Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id,
       return device_.launch(instr.lane, instr.op, args, &instr);
     }
     case InstrKind::copy:
+      if (instr.lane == Lane::cpu)
+        return host_.copy(pointer(instr.out[0]), pointer(instr.in[0]), instr.in[0].bytes(),
+                          host_waits);
       return device_.copy(instr.lane, pointer(instr.out[0]), pointer(instr.in[0]),
                           instr.in[0].bytes(), &instr);
+    case InstrKind::save: {
+      const bool staged = instr.workspace.buffer >= 0;
+      return host_.save(pointer(instr.in[0]), instr.in[0].bytes(),
+                        staged ? pointer(instr.workspace) : nullptr,
+                        staged ? instr.workspace.bytes() : 0, host_waits);
+    }
     case InstrKind::exchange: {
       const int32_t first = tables.first_parts[id];
       const int32_t period = tables.first_parts[id + 1] - first;
@@ -261,6 +288,20 @@ Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id,
   }
   internal_error("{}: instruction {} of an unknown kind", program.name, instr.name);
 }
+
+void Executor::wait_for_host(Lane lane, Ticket ticket) {
+  if (host_.completed(lane) < ticket) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (on_host_wait_) on_host_wait_(true);
+    host_.synchronise(lane, ticket);
+    if (on_host_wait_) on_host_wait_(false);
+    stall_seconds_ +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  host_.synchronise(lane, ticket);
+}
+
+double Executor::take_stall_seconds() { return std::exchange(stall_seconds_, 0.0); }
 
 void Executor::run(int index, int micro_override) {
   if (index < 0 || index >= static_cast<int>(set_.programs.size()))
@@ -274,16 +315,22 @@ void Executor::run(int index, int micro_override) {
       for (InstrId id = segment.begin; id < segment.end; ++id) {
         const Instr& instr = program.instrs[id];
         const int lane = static_cast<int>(instr.lane);
-        for (int l = 0; l < kLaneCount; ++l)
-          if ((instr.entry_waits >> l & 1) && l != lane && program_end_[l] > 0)
-            device_.wait(instr.lane, static_cast<Lane>(l), program_end_[l]);
-        auto wait_on = [&](InstrId on) {
-          const Lane other = program.instrs[on].lane;
-          if (other != instr.lane && last_ticket_[on] > 0)
-            device_.wait(instr.lane, other, last_ticket_[on]);
+        Ticket host_waits[kLaneCount] = {};  // of an instruction on a host lane
+        auto wait = [&](Lane other, Ticket ticket) {
+          if (other == instr.lane || ticket == 0) return;
+          if (on_host(instr.lane))
+            host_waits[static_cast<int>(other)] =
+                std::max(host_waits[static_cast<int>(other)], ticket);
+          else if (on_host(other))
+            wait_for_host(other, ticket);
+          else
+            device_.wait(instr.lane, other, ticket);
         };
-        for (const Wait& wait : instr.waits) wait_on(wait.on);
-        Ticket ticket = issue(program, tables, id, i, micro);
+        for (int l = 0; l < kLaneCount; ++l)
+          if (instr.entry_waits >> l & 1) wait(static_cast<Lane>(l), program_end_[l]);
+        auto wait_on = [&](InstrId on) { wait(program.instrs[on].lane, last_ticket_[on]); };
+        for (const Wait& w : instr.waits) wait_on(w.on);
+        Ticket ticket = issue(program, tables, id, i, micro, host_waits);
         // Whoever waits on this instruction then waits on the fill as well, so that the fill cannot
         // fall on what comes after.
         if (!tables.poison.empty()) {
@@ -293,7 +340,7 @@ void Executor::run(int index, int micro_override) {
                                   set_.buffers[poison.buffer].bytes);
           }
         }
-        if (tables.signals[id]) device_.signal(instr.lane);
+        if (tables.signals[id] && !on_host(instr.lane)) device_.signal(instr.lane);
         last_ticket_[id] = ticket;
         issued_[lane] = ticket;
       }

@@ -2,20 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "program/program.h"
 #include "runtime/device.h"
+#include "runtime/host_lanes.h"
 
 namespace spillway {
 
-// Owns nothing but its tables; allocates them in the constructor and nothing afterwards.
+// Owns its tables and the host's lanes; allocates in the constructor and nothing afterwards.
+//
+// An instruction of the device that must wait for a host lane is issued only once that lane is
+// there: the issuing thread waits in its place, which is what stall_seconds counts.
 class Executor {
  public:
   struct Options {
     // For tests: once a buffer of iteration scope is dead in an iteration, its bytes are filled
     // with 0xFF (NaN), so that a plan that reads freed bytes cannot go unnoticed.
     bool poison = false;
+    // Called before (true) and after (false) the issuing thread waits for a host lane.
+    std::function<void(bool waiting)> on_host_wait;
   };
 
   // Reserves both arenas of `layout` on the device. `set` and `layout` outlive the executor. Throws
@@ -29,8 +36,12 @@ class Executor {
   // `micro_override` ≥ 0 replaces the micro-batch index (evaluate).
   void run(int program, int micro_override = -1);
 
-  // Blocks until what was issued so far has run; rethrows a lane's error.
+  // Blocks until what was issued to the device's lanes so far has run; rethrows a lane's error.
   void finish();
+
+  HostLanes& host_lanes() { return host_; }
+  // Time that the issuing thread waited for host lanes since the last call.
+  double take_stall_seconds();
 
   // Where version `version` (modulo the buffer's versions) of a buffer stands, `offset` bytes in.
   void* address(BufferId buffer, int32_t version = 0, int64_t offset = 0) const;
@@ -54,7 +65,8 @@ class Executor {
   void find_poison(const Program& program, Tables& tables) const;
   void find_signals(const Program& program, Tables& tables) const;
   Ticket issue(const Program& program, const Tables& tables, InstrId id, int32_t iteration,
-               int32_t micro);
+               int32_t micro, const Ticket (&host_waits)[kLaneCount]);
+  void wait_for_host(Lane lane, Ticket ticket);
   void* at(BufferId buffer, Affine version, int32_t iteration, int64_t offset) const {
     return address(buffer, version.base + version.step * iteration, offset);
   }
@@ -63,10 +75,13 @@ class Executor {
   const ArenaLayout& layout_;
   Device& device_;
   char* base_[kTierCount] = {nullptr, nullptr};
-  std::vector<Tables> tables_;                     // by program
-  std::vector<Ticket> last_ticket_;                // by instruction of the running program; 0: none
-  Ticket issued_[kLaneCount] = {0, 0, 0, 0};       // last ticket of each lane
-  Ticket program_end_[kLaneCount] = {0, 0, 0, 0};  // what entry_waits refer to
+  std::vector<Tables> tables_;           // by program
+  std::vector<Ticket> last_ticket_;      // by instruction of the running program; 0: none
+  Ticket issued_[kLaneCount] = {};       // last instruction's ticket of each lane
+  Ticket program_end_[kLaneCount] = {};  // what entry_waits refer to
+  std::function<void(bool)> on_host_wait_;
+  double stall_seconds_ = 0;
+  HostLanes host_;
 };
 
 }  // namespace spillway

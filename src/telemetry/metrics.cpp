@@ -21,9 +21,16 @@ std::string to_json_line(const StepMetrics& m) {
   row["host_peak_bytes"] = m.host_peak_bytes;
   row["exposed_transfer_seconds"] = m.exposed_transfer_seconds;
   row["step_seconds"] = m.step_seconds;
+  row["save_stall_seconds"] = m.save_stall_seconds;
   row["token_hash"] = m.token_hash;
   if (m.skipped) row["skipped"] = true;
   if (m.validation_loss) row["validation_loss"] = *m.validation_loss;
+  if (m.saved)
+    row["checkpoint"] = {{"step", m.saved->step},
+                         {"bytes", m.saved->bytes},
+                         {"write_seconds", m.saved->write_seconds},
+                         {"seconds", m.saved->seconds},
+                         {"stall_seconds", m.saved->stall_seconds}};
   return row.dump();
 }
 

@@ -9,6 +9,14 @@
 
 namespace spillway {
 
+// A checkpoint that was published since the row before.
+struct SaveMetrics {
+  int64_t step = 0, bytes = 0;  // of all ranks
+  double write_seconds = 0;     // of the slowest rank's file, synced
+  double seconds = 0;           // from its step until it was published
+  double stall_seconds = 0;     // of them: what training waited
+};
+
 struct StepMetrics {
   int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
@@ -16,9 +24,11 @@ struct StepMetrics {
   double tokens_per_second = 0, mfu = 0;
   int64_t device_peak_bytes = 0, host_peak_bytes = 0;
   double exposed_transfer_seconds = 0, step_seconds = 0;
+  double save_stall_seconds = 0;  // since the row before, spent on saves or waiting for them
   std::string token_hash;
   bool skipped = false;
   std::optional<double> validation_loss;  // on steps that evaluate
+  std::optional<SaveMetrics> saved;
 };
 
 std::string to_json_line(const StepMetrics& metrics);

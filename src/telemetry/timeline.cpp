@@ -7,8 +7,8 @@
 namespace spillway {
 namespace {
 
-constexpr const char* kLaneNames[kLaneCount] = {"compute", "host to device", "device to host",
-                                                "communication"};
+constexpr const char* kLaneNames[kLaneCount] = {"compute",       "host to device", "device to host",
+                                                "communication", "host",           "files"};
 
 void add(std::atomic<double>& sum, double value) {
   double old = sum.load(std::memory_order_relaxed);
@@ -29,7 +29,7 @@ std::string chrome_trace(const std::vector<TraceEvent>& planned,
                       {"pid", process},
                       {"name", "process_name"},
                       {"args", {{"name", process == 0 ? "planned" : "measured"}}}});
-    for (int lane = 0; lane < kLaneCount; ++lane)
+    for (int lane = 0; lane < kDeviceLaneCount; ++lane)
       events.push_back({{"ph", "M"},
                         {"pid", process},
                         {"tid", lane},

@@ -56,7 +56,7 @@ Session::Session(const Workload& workload, Communicator& communicator,
   together(communicator, [&] {
     device_->warm_up(plan.lowered.set, plan.layout);
     executor_ = std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_,
-                                           Executor::Options{options.poison});
+                                           Executor::Options{options.poison, options.on_host_wait});
     foreign_at_start_ = device_->foreign_bytes();
   });
   recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
@@ -101,12 +101,6 @@ void Session::adopt_plan(bool made_here, const std::string& plan_file) {
        plan_file.empty() ? "plan" : plan_file,
        format_bytes(device ? report_.plan.device.peak : report_.plan.host.peak), tier,
        format_bytes(device ? input.budgets.device : input.budgets.host), tier);
-}
-
-std::span<std::byte> Session::staging() {
-  const BufferId id = report_.plan.lowered.io.at("staging");
-  return {static_cast<std::byte*>(executor_->address(id)),
-          static_cast<size_t>(report_.plan.lowered.set.buffers[id].bytes)};
 }
 
 }  // namespace spillway

@@ -1,6 +1,7 @@
 // One rank's planned programs on a device: what training, evaluation and benchmarks run on.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -20,6 +21,7 @@ struct SessionOptions {
   BackendChoice backend;
   std::string gemm_algorithms;                       // of the checkpoint that is resumed, or ""
   std::function<void(const std::string&)> progress;  // lines for the user while start-up takes long
+  std::function<void(bool waiting)> on_host_wait;    // of Executor::Options
 };
 
 class Session {
@@ -45,7 +47,6 @@ class Session {
   T* io(const std::string& name, int32_t version = 0) {
     return static_cast<T*>(executor_->address(report_.plan.lowered.io.at(name), version, 0));
   }
-  std::span<std::byte> staging();
 
  private:
   void make_device(Communicator& communicator, const SessionOptions& options);

@@ -120,30 +120,12 @@ void restore_state(const Schedule& train, const std::vector<Home>& homes, Execut
              });
 }
 
-std::vector<TensorSlice> checkpoint_slices(const Schedule& train, const std::vector<Home>& homes,
-                                           Executor& executor) {
-  const Graph& g = train.graph;
-  const auto owner_of = owners(g);
+std::vector<TensorSlice> checkpoint_slices(const Schedule& train, const std::vector<Home>& homes) {
+  const auto owner_of = owners(train.graph);
   std::vector<TensorSlice> slices;
-  for (const Home& home : homes) {
-    const HomeOf& owner = owner_of.at(home.tensor);
-    const Param& p = *owner.param;
-    // The bf16 copy is the master's rounding and is not stored.
-    if (home.tensor == p.home() && p.master != kNone) continue;
-    const int64_t total = g.tensors[p.param].dims.count();
-    const Range own = shard_of(total, train.spec.rank, train.spec.ranks);
-    const int64_t end = std::min(own.begin + own.count, p.live.count());
-    TensorSlice slice;
-    slice.name = stored_name(g, owner);
-    slice.shape = p.live;
-    slice.begin = std::min(own.begin, p.live.count());
-    slice.count = std::max<int64_t>(0, end - own.begin);
-    const int64_t first = home.offset + (slice.begin - home.begin) * 4;
-    slice.read = [&executor, buffer = home.buffer, first](int64_t offset, void* out,
-                                                          int64_t bytes) {
-      executor.device().download(out, executor.address(buffer, 0, first + offset), bytes);
-    };
-    slices.push_back(std::move(slice));
+  for (const SavedSlice& s : saved_slices(train, homes)) {
+    const HomeOf& owner = owner_of.at(homes[s.home].tensor);
+    slices.push_back({stored_name(train.graph, owner), owner.param->live, s.begin, s.count});
   }
   return slices;
 }

@@ -22,8 +22,7 @@ void initialise_state(const Schedule& train, const std::vector<Home>& homes, Exe
 void restore_state(const Schedule& train, const std::vector<Home>& homes, Executor& executor,
                    const CheckpointReader& reader);
 
-// What this rank writes of a checkpoint. The executor's lanes must be idle while they are read.
-std::vector<TensorSlice> checkpoint_slices(const Schedule& train, const std::vector<Home>& homes,
-                                           Executor& executor);
+// What this rank writes of a checkpoint, in the order of saved_slices.
+std::vector<TensorSlice> checkpoint_slices(const Schedule& train, const std::vector<Home>& homes);
 
 }  // namespace spillway

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "base/file.h"
+#include "base/folder_lock.h"
 #include "base/hash.h"
 #include "checkpoint/store.h"
-#include "checkpoint/writer.h"
 #include "data/prefetch.h"
 #include "plan/memory_curve.h"
 #include "runtime/launch.h"
@@ -18,6 +18,7 @@
 #include "telemetry/console.h"
 #include "telemetry/metrics.h"
 #include "train/learning_rate.h"
+#include "train/saver.h"
 #include "train/session.h"
 #include "train/state.h"
 #include "train/together.h"
@@ -44,6 +45,7 @@ class Trainer {
         communicator_(communicator),
         watchdog_(watchdog),
         console_(communicator.rank() == 0, config.train.steps) {
+    lock_output(config.output);
     find_checkpoint(config);
     Config resolved = config;
     if (resume_ && resume_->manifest().run.ranks == communicator.size())
@@ -86,34 +88,38 @@ class Trainer {
     if (step >= steps) console_.line(fmt::format("step {} of {} is done already", step, steps));
     Prefetcher prefetcher(*dataset_, reader_->shape(), static_cast<uint64_t>(step) + 1);
     started_ = now();
-    int64_t saved_at = step;
     while (step < steps) {
       ++step;
       StepMetrics metrics = train_step(prefetcher, step);
+      saver_->poll();
       const bool stop = agreed_stop() || step == options_.stop_at;
       const bool last = step == steps;
       if (config.train.eval_every > 0 && dataset_->validation_samples() > 0 &&
           (step % config.train.eval_every == 0 || last))
         metrics.validation_loss = evaluate(step);
+      metrics.save_stall_seconds = saver_->take_stall_seconds();
+      metrics.saved = saver_->take_saved();
       if (metrics_) metrics_->append(metrics);
       console_.step(metrics);
       if (run_.skipped_in_row >= static_cast<uint64_t>(config.train.max_skipped) &&
-          run_.skipped_in_row > 0)
+          run_.skipped_in_row > 0) {
+        saver_->drain();
         fail(ExitCode::no_progress,
              "step {}: loss or gradient norm not finite in {} steps in a row (train.max_skipped)",
              step, run_.skipped_in_row);
-      const bool due = config.checkpoint.every > 0 && step % config.checkpoint.every == 0;
-      if (due || last || stop) {
-        save(step);
-        saved_at = step;
       }
+      const bool due = config.checkpoint.every > 0 && step % config.checkpoint.every == 0;
+      if (due || last || stop) check_foreign_bytes(step);
+      if (last || stop)
+        saver_->save_now(run_);
+      else if (due)
+        saver_->begin(run_);
       if (stop && !last) {
         console_.line(fmt::format("stopped at step {}; continue with --resume latest", step));
         watchdog_.leave(ExitCode::resume_me);
         return ExitCode::resume_me;
       }
     }
-    if (saved_at < step) save(step);
     finish(step);
     watchdog_.leave(ExitCode::done);
     return ExitCode::done;
@@ -167,7 +173,12 @@ class Trainer {
     options.backend = backend;
     if (resume_) options.gemm_algorithms = resume_->manifest().run.gemm_algorithms;
     options.progress = [this](const std::string& line) { console_.line(line); };
+    options.on_host_wait = [this](bool waiting) {
+      watchdog_.enter(waiting ? Phase::saving : Phase::step, step_);
+    };
     session_ = std::make_unique<Session>(*workload_, communicator_, options);
+    saver_ = std::make_unique<Saver>(files_, communicator_, workload_->config, watchdog_, console_);
+    saver_->use(*session_);
     watch_ = std::make_unique<Watch>(watchdog_, session_->device());
     foreign_bytes_ = session_->foreign_at_start();
     if (resume_ && resume_->manifest().run.fingerprint != session_->device().fingerprint())
@@ -214,6 +225,16 @@ class Trainer {
     });
   }
 
+  // Before anything in an output folder is looked at, if it is there.
+  void lock_output(const std::string& output) {
+    on_rank_0(communicator_, [&] {
+      std::error_code error;
+      if (lock_ || !std::filesystem::is_directory(output, error)) return;
+      lock_ = std::make_unique<FolderLock>(output);
+      if (!lock_->warning().empty()) console_.warning(lock_->warning());
+    });
+  }
+
   // Only once the run is known to fit: a run that never began leaves nothing behind.
   void prepare_output() {
     const std::string& output = workload_->config.output;
@@ -221,6 +242,10 @@ class Trainer {
       std::error_code error;
       std::filesystem::create_directories(output, error);
       if (error) bad_input("output: {} cannot be made: {}", output, error.message());
+    });
+    lock_output(output);
+    refuse_used_output();  // again: another run may have made the folder since
+    on_rank_0(communicator_, [&] {
       write_text(output + "/config.json", to_json_text(workload_->config));
       write_text(output + "/plan.json", session_->plan_json());
       metrics_ = std::make_unique<MetricsFile>(output + "/metrics.jsonl");
@@ -280,6 +305,7 @@ class Trainer {
 
   StepMetrics train_step(Prefetcher& prefetcher, int64_t step) {
     const Config& c = workload_->config;
+    step_ = step;
     watchdog_.enter(Phase::step, step);
     const double begin = now();
     const StepBatch& batch = prefetcher.get(static_cast<uint64_t>(step));
@@ -402,19 +428,6 @@ class Trainer {
     return loss * static_cast<double>(workload_->tokens_per_step) / tokens;
   }
 
-  void save(int64_t step) {
-    watchdog_.enter(Phase::saving, step);
-    const double begin = now();
-    const auto slices =
-        checkpoint_slices(session_->train_schedule(), session_->homes(), session_->executor());
-    const SaveOutcome outcome =
-        save_checkpoint(files_, communicator_, workload_->config.output, run_, slices,
-                        session_->staging(), workload_->config.checkpoint.keep);
-    if (!outcome.warning.empty()) console_.warning(outcome.warning);
-    check_foreign_bytes(step);
-    console_.line(fmt::format("checkpoint {} ({})", outcome.path, format_duration(now() - begin)));
-  }
-
   void finish(int64_t step) {
     watchdog_.enter(Phase::finished, step);
     console_.line(fmt::format("done: {} steps in {}", step, format_duration(now() - started_)));
@@ -427,12 +440,14 @@ class Trainer {
   FileSystem& files_ = posix_file_system();
   Watchdog& watchdog_;
   Console console_;
+  std::unique_ptr<FolderLock> lock_;  // rank 0's, for as long as the run lasts
   std::unique_ptr<CheckpointReader> resume_;
   std::unique_ptr<Workload> workload_;
   std::unique_ptr<Dataset> dataset_;
   std::unique_ptr<BatchReader> reader_;
   std::unique_ptr<MetricsFile> metrics_;
   std::ofstream dump_;
+  std::unique_ptr<Saver> saver_;  // outlives the session's io lane
   std::unique_ptr<Session> session_;
   struct Watch {  // ends before the device does
     Watch(Watchdog& w, const Device& device) : watchdog(w) { w.watch(&device); }
@@ -443,7 +458,7 @@ class Trainer {
   int64_t foreign_bytes_ = 0;
   RunState run_;
   std::vector<uint64_t> hashes_;
-  int64_t steps_here_ = 0;
+  int64_t steps_here_ = 0, step_ = 0;
   double started_ = 0;
 };
 

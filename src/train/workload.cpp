@@ -43,6 +43,9 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
   input.pins = config.place;
   input.rules = workspace_rules(input.profile, t.threads);
   input.staging_bytes = kStagingBytes;
+  input.saves = true;
+  // Without saves on the way nothing runs beside one.
+  input.snapshots = config.checkpoint.every > 0 && config.checkpoint.copy == Mode::automatic;
   input.bf16 = config.train.precision == Precision::bf16;
   input.flops_per_step = flops_per_step() / t.ranks;
 }

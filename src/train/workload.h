@@ -41,6 +41,6 @@ struct Workload {
   double peak_flops() const;
 };
 
-constexpr int64_t kStagingBytes = int64_t{4} << 20;  // of a checkpoint's way to the disk
+constexpr int64_t kStagingBytes = int64_t{4} << 20;  // of the way of device memory to a checkpoint
 
 }  // namespace spillway

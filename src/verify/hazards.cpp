@@ -63,7 +63,7 @@ struct Cell {
 // The accesses of a run to a cell that nothing of this run comes before.
 struct First {
   InstrId writer = -1;
-  std::array<InstrId, kLaneCount> reader{-1, -1, -1, -1};
+  std::array<InstrId, kLaneCount> reader{-1, -1, -1, -1, -1, -1};
   uint8_t writer_entry = 0;
   std::array<uint8_t, kLaneCount> reader_entry{};
 };

@@ -122,11 +122,24 @@ class InstrCheck {
         add("an operand stands in the wrong memory tier for its lane", o.buffer);
   }
 
+  static bool belongs(const Instr& i) {
+    switch (i.kind) {
+      case InstrKind::op:
+        return i.lane == Lane::compute;
+      case InstrKind::exchange:
+        return i.lane == Lane::comm;
+      case InstrKind::copy:
+        return i.lane != Lane::io;
+      case InstrKind::save:
+        return i.lane == Lane::io;
+    }
+    return false;
+  }
+
   void kind() {
     const Instr& i = *instr_;
     const bool op = i.kind == InstrKind::op, exchange = i.kind == InstrKind::exchange;
-    if (op ? i.lane != Lane::compute : exchange && i.lane != Lane::comm)
-      add(fmt::format("does not belong on lane {}", lane_name(i.lane)));
+    if (!belongs(i)) add(fmt::format("does not belong on lane {}", lane_name(i.lane)));
     if (!exchange && !i.transfers.empty()) add("transfers outside an exchange");
     if (op) {
       tiers(i.in, Tier::device);
@@ -137,8 +150,17 @@ class InstrCheck {
       if (i.in.size() != 1 || i.out.size() != 1 || i.workspace.buffer != -1)
         return add("a copy is from one operand to one operand");
       if (i.in[0].bytes() != i.out[0].bytes()) add("a copy between ranges of different sizes");
-      tiers(i.in, i.lane == Lane::h2d ? Tier::host : Tier::device);
-      tiers(i.out, i.lane == Lane::d2h ? Tier::host : Tier::device);
+      const bool from_host = i.lane == Lane::h2d || i.lane == Lane::cpu;
+      const bool to_host = i.lane == Lane::d2h || i.lane == Lane::cpu;
+      tiers(i.in, from_host ? Tier::host : Tier::device);
+      tiers(i.out, to_host ? Tier::host : Tier::device);
+    }
+    if (i.kind == InstrKind::save) {
+      if (i.in.size() != 1 || !i.out.empty()) return add("a save is of one operand");
+      const bool on_host = i.in[0].bytes() == 0 || set_.buffers[i.in[0].buffer].tier == Tier::host;
+      if (on_host != (i.workspace.buffer == -1))
+        add("a save needs host workspace if it reads the device, and none otherwise");
+      if (i.workspace.buffer != -1) tiers({i.workspace}, Tier::host);
     }
     if (exchange) transfers();
   }

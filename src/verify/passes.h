@@ -51,6 +51,10 @@ inline const char* lane_name(Lane lane) {
       return "d2h";
     case Lane::comm:
       return "comm";
+    case Lane::cpu:
+      return "cpu";
+    case Lane::io:
+      return "io";
   }
   return "?";
 }

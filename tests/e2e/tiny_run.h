@@ -176,10 +176,16 @@ class StateCollector {
   void add(TinyRank& rank, int index) {
     Session& s = rank.session();
     const Graph& g = s.train_schedule().graph;
-    for (const TensorSlice& slice :
-         checkpoint_slices(s.train_schedule(), s.homes(), s.executor())) {
+    const auto slices = checkpoint_slices(s.train_schedule(), s.homes());
+    const auto saved = saved_slices(s.train_schedule(), s.homes());
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const TensorSlice& slice = slices[i];
       std::vector<float> values(static_cast<size_t>(slice.count));
-      if (slice.count > 0) slice.read(0, values.data(), slice.count * 4);
+      if (slice.count > 0)
+        s.device().download(
+            values.data(),
+            s.executor().address(s.homes()[saved[i].home].buffer, 0, saved[i].offset),
+            slice.count * 4);
       const std::lock_guard lock(mutex_);
       std::vector<float>& whole = tensors_[slice.name];
       whole.resize(static_cast<size_t>(slice.shape.count()), NAN);

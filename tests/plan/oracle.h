@@ -289,9 +289,12 @@ class Judge {
       case InstrKind::copy: {
         if (instr.in.size() != 1 || instr.out.size() != 1) return "copy of many";
         if (instr.in[0].bytes() != instr.out[0].bytes()) return "copy of unequal sizes";
-        const Tier from = instr.lane == Lane::h2d ? Tier::host : Tier::device;
-        const Tier to = instr.lane == Lane::d2h ? Tier::host : Tier::device;
-        return on(instr.in, from) && on(instr.out, to) ? "" : "copy between the wrong tiers";
+        const bool in_host = instr.lane == Lane::cpu;
+        const Tier from = in_host || instr.lane == Lane::h2d ? Tier::host : Tier::device;
+        const Tier to = in_host || instr.lane == Lane::d2h ? Tier::host : Tier::device;
+        return instr.lane != Lane::io && on(instr.in, from) && on(instr.out, to)
+                   ? ""
+                   : "copy between the wrong tiers";
       }
       case InstrKind::exchange: {
         if (instr.lane != Lane::comm) return "exchange on another lane";
@@ -302,6 +305,14 @@ class Judge {
               }) != 1)
             return "an output not received once";
         return "";
+      }
+      case InstrKind::save: {
+        if (instr.lane != Lane::io || instr.in.size() != 1 || !instr.out.empty()) return "a save";
+        const bool device = on(instr.in, Tier::device);
+        return device == (instr.workspace.buffer >= 0) &&
+                       (!device || on({instr.workspace}, Tier::host))
+                   ? ""
+                   : "a save with the wrong workspace";
       }
     }
     return "";

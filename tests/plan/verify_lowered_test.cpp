@@ -17,12 +17,15 @@
 namespace spillway {
 namespace {
 
+enum class Saves { none, in_place, copied };
+
 struct Shape {
   int layers = 3, ranks = 1, micro_batches = 1, zero = 0;
   int64_t hidden = 32;
   Family family = Family::llama;
   Precision precision = Precision::f32;
   int reduce_delay = 1;
+  Saves saves = Saves::none;
 };
 
 struct Built {
@@ -64,6 +67,7 @@ Built build(const Shape& s, int rank, uint64_t seed) {
     placement.slots[unit.key.first] = 1 + random() % 3;
   }
   Lowered lowered = lower({&train, &evaluate}, placement, {.threads = 2}, 4096);
+  if (s.saves != Saves::none) add_save_programs(lowered, train, s.saves == Saves::copied);
   Built b{std::move(lowered.set), {}};
   b.layout = pack(b.set);
   synchronise(b.set, b.layout);
@@ -85,6 +89,7 @@ Shape random_shape(std::mt19937_64& random) {
   s.family = random() % 3 ? Family::llama : Family::gpt2;
   s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
   s.reduce_delay = random() % 2;
+  s.saves = static_cast<Saves>(random() % 3);
   return s;
 }
 

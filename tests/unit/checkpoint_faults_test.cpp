@@ -2,148 +2,20 @@
 // synced: the checkpoint before stays, a published one is whole, and the next save works.
 // links: spillway_checkpoint
 #include <condition_variable>
+#include <deque>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "checkpoint/saving.h"
 #include "checkpoint_support.h"
+#include "faulty_files.h"
 
 namespace spillway {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Passes on to the real file system and fails at call `fail_at`: that call alone, or, with `crash`,
-// that and all later ones. `lose_unsynced` then does to the disk what a power cut may do.
-class FaultyFileSystem final : public FileSystem {
- public:
-  int64_t fail_at = -1;
-  bool crash = false;
-  int64_t calls = 0;
-
-  std::unique_ptr<WritableFile> create(const std::string& path) override {
-    step(path);
-    auto file = real_.create(path);
-    sizes_[path] = {0, 0};
-    changed_.push_back({Change::created, path, ""});
-    return std::make_unique<Writable>(*this, path, std::move(file));
-  }
-  std::unique_ptr<ReadableFile> open(const std::string& path) override {
-    step(path);
-    return real_.open(path);
-  }
-  bool exists(const std::string& path) override {
-    step(path);
-    return real_.exists(path);
-  }
-  void make_folder(const std::string& path) override {
-    step(path);
-    for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-      const std::string part = path.substr(0, end);
-      if (!fs::exists(part)) {
-        fs::create_directory(part);
-        changed_.push_back({Change::created, part, ""});
-      }
-      if (end == std::string::npos) break;
-    }
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    step(from);
-    real_.rename(from, to);
-    for (auto it = sizes_.begin(); it != sizes_.end();) {
-      if (it->first.rfind(from + "/", 0) == 0) {
-        sizes_[to + it->first.substr(from.size())] = it->second;
-        it = sizes_.erase(it);
-      } else {
-        ++it;
-      }
-    }
-    for (Change& change : changed_) {
-      if (change.path.rfind(from + "/", 0) == 0) change.path = to + change.path.substr(from.size());
-    }
-    changed_.push_back({Change::renamed, to, from});
-  }
-  void remove(const std::string& path) override {
-    step(path);
-    real_.remove(path);
-    sizes_.erase(path);
-    std::erase_if(changed_,
-                  [&](const Change& c) { return c.path == path && c.kind == Change::created; });
-  }
-  void sync_folder(const std::string& path) override {
-    step(path);
-    std::erase_if(changed_, [&](const Change& c) {
-      return fs::path(c.path).parent_path() == fs::path(path);
-    });
-  }
-  std::vector<FolderEntry> list(const std::string& path) override {
-    step(path);
-    return real_.list(path);
-  }
-
-  // Bytes not synced are gone or garbage; names not synced are gone or not, by chance, in the order
-  // of a journal: if one survives, so do those before it.
-  void lose_unsynced(Random& random) {
-    for (const auto& [path, size] : sizes_) {
-      if (size.first == size.second || !fs::exists(path)) continue;
-      fs::resize_file(path, size.first);
-      if (random() % 2) fs::resize_file(path, size.second);  // the right size, zeros inside
-    }
-    const size_t survive = random() % (changed_.size() + 1);
-    while (changed_.size() > survive) {
-      const Change change = changed_.back();
-      changed_.pop_back();
-      if (!fs::exists(change.path)) continue;
-      if (change.kind == Change::renamed) {
-        fs::rename(change.path, change.from);
-      } else {
-        fs::remove_all(change.path);
-      }
-    }
-  }
-
- private:
-  struct Change {
-    enum Kind { created, renamed } kind;
-    std::string path, from;
-  };
-  struct Writable final : WritableFile {
-    Writable(FaultyFileSystem& owner, std::string path, std::unique_ptr<WritableFile> file)
-        : owner(owner), path(std::move(path)), file(std::move(file)) {}
-    void write(const void* data, int64_t bytes) override {
-      try {
-        owner.step(path);
-      } catch (...) {
-        file->write(data, bytes / 2);  // a failed write leaves a part behind
-        owner.sizes_[path].second += bytes / 2;
-        throw;
-      }
-      file->write(data, bytes);
-      owner.sizes_[path].second += bytes;
-    }
-    void sync() override {
-      owner.step(path);
-      owner.sizes_[path].first = owner.sizes_[path].second;
-    }
-    void close() override {
-      owner.step(path);
-      file->close();
-    }
-    FaultyFileSystem& owner;
-    std::string path;
-    std::unique_ptr<WritableFile> file;
-  };
-
-  void step(const std::string& path) {
-    const int64_t call = calls++;
-    if (fail_at >= 0 && (call == fail_at || (crash && call > fail_at))) {
-      bad_input("{}: No space left on device (injected)", path);
-    }
-  }
-
-  FileSystem& real_ = posix_file_system();
-  std::map<std::string, std::pair<int64_t, int64_t>> sizes_;  // synced, written
-  std::vector<Change> changed_;                               // since their folder was synced
-};
 
 // Ranks as threads.
 class ThreadCommunicator final : public Communicator {
@@ -176,7 +48,12 @@ class ThreadCommunicator final : public Communicator {
   void broadcast(void*, int64_t, int) override { internal_error("not in this test"); }
   std::string broadcast_text(const std::string& text, int root) override { return all(text)[root]; }
   int64_t max(int64_t) override { internal_error("not in this test"); }
-  int64_t min(int64_t) override { internal_error("not in this test"); }
+  int64_t min(int64_t value) override {
+    int64_t least = value;
+    for (const std::string& part : all(std::to_string(value)))
+      least = std::min<int64_t>(least, std::stoll(part));
+    return least;
+  }
   std::string gather_text(const std::string& text) override {
     const auto parts = all(text);
     std::string joined;
@@ -215,7 +92,7 @@ void fault_at_every_call(const std::string& output, uint64_t second_step, bool c
       Random same(7);  // the same shards, so the same calls, every time
       save(files, output, second_step, after, 2, same);
       returned = true;
-      apply_retention(files, output, 1, second_step);
+      apply_retention(files, output, {1, 0}, second_step);
     };
     FaultyFileSystem counting;
     attempt(counting);
@@ -254,7 +131,7 @@ void fault_at_every_call(const std::string& output, uint64_t second_step, bool c
 
     // Life goes on: another save, and nothing but checkpoints is left.
     save(posix_file_system(), output, 30, after, 3, random);
-    apply_retention(posix_file_system(), output, 1, 30);
+    apply_retention(posix_file_system(), output, {1, 0}, 30);
     const auto left = posix_file_system().list(output + "/checkpoints");
     ASSERT_EQ(left.size(), 1u);
     EXPECT_EQ(left[0].name, "step_00000030");
@@ -288,7 +165,39 @@ TEST_F(Faults, TheFirstCheckpointIsDurableOnceSaved) {
   }
 }
 
-// All ranks together: `broken` is the rank whose file system fails, or -1.
+// The io lane of a rank.
+class IoThread {
+ public:
+  ~IoThread() {
+    run({});
+    thread_.join();
+  }
+  void run(std::function<void()> work) {  // an empty one ends it
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+
+ private:
+  void loop() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !queue_.empty(); });
+      const std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      if (!work) return;
+      work();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  std::thread thread_{[this] { loop(); }};
+};
+
+// All ranks together: `broken` is the rank whose file system fails, or -1. Some wait, some poll, as
+// the trainer does: all the same.
 struct Together {
   std::vector<SaveOutcome> outcomes;
   std::vector<std::string> errors;
@@ -296,6 +205,7 @@ struct Together {
 Together save_together(const std::string& output, uint64_t step, const TestState& state, int ranks,
                        int broken, int64_t fail_at, Random& random) {
   const auto slices = deal(state, ranks, random);
+  const bool polls = random() % 2 == 0;
   ThreadCommunicator::Shared shared(ranks);
   Together result{std::vector<SaveOutcome>(ranks), std::vector<std::string>(ranks)};
   std::vector<std::thread> threads;
@@ -304,13 +214,25 @@ Together save_together(const std::string& output, uint64_t step, const TestState
       ThreadCommunicator communicator(shared, rank);
       FaultyFileSystem files;
       if (rank == broken) files.fail_at = fail_at;
-      std::vector<std::byte> staging(256);
-      try {
-        result.outcomes[rank] = save_checkpoint(files, communicator, output, run_at(step, ranks),
-                                                slices[rank], staging, 2);
-      } catch (const Error& e) {
-        result.errors[rank] = e.what();
+      std::optional<SaveOutcome> outcome;
+      std::optional<IoThread> io;
+      Saving saving(files, communicator, output, {2, 0},
+                    [&](std::function<void()> work) { io->run(std::move(work)); });
+      io.emplace();
+      outcome = saving.begin(run_at(step, ranks), slices_of(slices[rank]));
+      if (!outcome) {
+        io->run([&] {
+          append_all(slices[rank], 256,
+                     [&](const void* data, int64_t n) { saving.append(data, n); });
+        });
+        saving.end_shard();
+        while (polls && !outcome) outcome = saving.poll();
+        if (!outcome) outcome = saving.wait();
       }
+      EXPECT_FALSE(saving.in_progress());
+      io.reset();
+      result.errors[rank] = outcome->error;
+      result.outcomes[rank] = *outcome;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -357,6 +279,62 @@ TEST_F(Faults, AFailureOfOneRankIsTheSameErrorOnAll) {
   }
   const Together result = save_together(output_, 2, after, 3, -1, 0, random);
   EXPECT_TRUE(holds(result.outcomes[2].path, after));
+}
+
+// Every call of a resume fails once, reads cut short among them: it resumes from the same state, or
+// from the checkpoint before and says why, or says what it could not read; never from anything
+// else.
+TEST_F(Faults, EveryCallOfAResumeFails) {
+  Random random(8);
+  const TestState before = random_state(random, 2, 6), after = random_state(random, 2, 6);
+  save(posix_file_system(), output_, 10, before, 2, random);
+  const std::string newest = save(posix_file_system(), output_, 20, after, 3, random);
+  FaultyFileSystem counting;
+  find_resume(counting, output_, "latest");
+  int fell_back = 0, refusals = 0;
+  for (int64_t at = 0; at < counting.calls; ++at) {
+    SCOPED_TRACE("call " + std::to_string(at));
+    FaultyFileSystem files;
+    files.fail_at = at;
+    files.message = "Input/output error";
+    try {
+      const auto choice = find_resume(files, output_, "latest");
+      ASSERT_TRUE(choice.has_value());
+      EXPECT_TRUE(holds(choice->path, choice->step == 20 ? after : before));
+      if (choice->step == 20) continue;
+      ++fell_back;
+      ASSERT_EQ(choice->skipped.size(), 1u);
+      EXPECT_EQ(choice->skipped[0].path, newest);
+      EXPECT_NE(choice->skipped[0].reason.find(files.failed_path), std::string::npos);
+    } catch (const Error& e) {
+      ++refusals;
+      EXPECT_NE(std::string(e.what()).find(files.failed_path), std::string::npos) << e.what();
+    }
+    FaultyFileSystem named;
+    named.fail_at = at;
+    try {
+      EXPECT_EQ(find_resume(named, output_, newest)->step, 20u);
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(newest), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(find_resume(posix_file_system(), output_, "latest")->step, 20u);
+  }
+  EXPECT_GT(fell_back, 20);
+  EXPECT_GT(refusals, 1);
+
+  // And of reading what was chosen.
+  for (int64_t at = 0;; ++at) {
+    FaultyFileSystem files;
+    files.fail_at = at;
+    try {
+      const CheckpointReader reader(files, newest);
+      hash_state(reader);
+      EXPECT_LE(files.calls, at);
+      break;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(files.failed_path), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST_F(Faults, AFullDiskAndAForbiddenFolderAreBadInput) {

@@ -144,19 +144,17 @@ TEST_F(Roundtrip, ShardsAreSafetensors) {
 }
 
 TEST_F(Roundtrip, SlicesThatDoNotTileAreRefused) {
-  const float data[10] = {};
+  const float data[11] = {};
   const auto slice = [&](int64_t begin, int64_t count) {
-    return TensorSlice{"w", Dims(10), begin, count, [&](int64_t offset, void* out, int64_t bytes) {
-                         std::memcpy(out, reinterpret_cast<const char*>(data) + offset, bytes);
-                       }};
+    return TensorSlice{"w", Dims(10), begin, count};
   };
   const auto attempt = [&](const std::vector<TensorSlice>& slices) {
-    std::vector<std::byte> staging(64);
     const std::string folder = begin_checkpoint(posix_file_system(), output_, 1);
     std::vector<ShardReport> reports;
     for (size_t r = 0; r < slices.size(); ++r) {
-      reports.push_back(
-          write_shard(posix_file_system(), folder, static_cast<int32_t>(r), {slices[r]}, staging));
+      ShardWriter writer(posix_file_system(), folder, static_cast<int32_t>(r), {slices[r]});
+      writer.append(data, slices[r].count * 4);
+      reports.push_back(writer.finish());
     }
     publish_checkpoint(posix_file_system(), output_, run_at(1, 2), reports);
   };
@@ -166,6 +164,29 @@ TEST_F(Roundtrip, SlicesThatDoNotTileAreRefused) {
   EXPECT_THROW(attempt({slice(0, 4), slice(4, 5)}), Error);
   EXPECT_THROW(attempt({slice(0, 11)}), Error);
   EXPECT_THROW(attempt({slice(0, 10), slice(0, 10)}), Error);
+}
+
+TEST_F(Roundtrip, AShardTakesExactlyTheBytesOfItsSlices) {
+  const float data[10] = {};
+  const std::string folder = begin_checkpoint(posix_file_system(), output_, 1);
+  const std::vector<TensorSlice> slices = {
+      {"a", Dims(4), 0, 4}, {"b", Dims(8), 3, 0}, {"c", Dims(6), 2, 3}};
+  for (const int64_t bytes : {0, 4, 16, 27, 28, 32}) {
+    SCOPED_TRACE(bytes);
+    ShardWriter writer(posix_file_system(), folder, 0, slices);
+    const auto write = [&] {
+      for (int64_t done = 0; done < bytes; done += 5)
+        writer.append(data, std::min<int64_t>(5, bytes - done));
+      return writer.finish();
+    };
+    if (bytes != 28) {
+      EXPECT_THROW(write(), Error);
+      continue;
+    }
+    const ShardReport report = write();
+    EXPECT_EQ(report.tensors[0].slices[0].hash, hash_bytes(data, 16));
+    EXPECT_EQ(report.tensors[2].slices[0].hash, hash_bytes(data, 12));
+  }
 }
 
 TEST_F(Roundtrip, UnknownTensorOrRangeIsNamed) {

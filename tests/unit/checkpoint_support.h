@@ -51,10 +51,31 @@ inline TestState random_state(Random& random, int weights, int64_t max_side) {
   return state;
 }
 
+// A slice and where its elements stand.
+struct DealtSlice {
+  TensorSlice slice;
+  const float* data = nullptr;
+};
+
+inline std::vector<TensorSlice> slices_of(const std::vector<DealtSlice>& dealt) {
+  std::vector<TensorSlice> slices;
+  for (const DealtSlice& d : dealt) slices.push_back(d.slice);
+  return slices;
+}
+
+// Gives `append` all bytes of the slices, in pieces.
+template <class Append>
+void append_all(const std::vector<DealtSlice>& dealt, int64_t piece, Append&& append) {
+  for (const DealtSlice& d : dealt)
+    for (int64_t done = 0; done < d.slice.count * 4; done += piece)
+      append(reinterpret_cast<const char*>(d.data) + done,
+             std::min(piece, d.slice.count * 4 - done));
+}
+
 // Deals every tensor to `ranks` in random contiguous parts, some of them empty.
-inline std::vector<std::vector<TensorSlice>> deal(const TestState& state, int ranks,
-                                                  Random& random) {
-  std::vector<std::vector<TensorSlice>> slices(ranks);
+inline std::vector<std::vector<DealtSlice>> deal(const TestState& state, int ranks,
+                                                 Random& random) {
+  std::vector<std::vector<DealtSlice>> slices(ranks);
   for (const auto& [name, tensor] : state) {
     const int64_t total = tensor.shape.count();
     std::vector<int64_t> cuts = {0, total};
@@ -65,11 +86,7 @@ inline std::vector<std::vector<TensorSlice>> deal(const TestState& state, int ra
     std::shuffle(order.begin(), order.end(), random);
     for (int r = 0; r < ranks; ++r) {
       const int64_t begin = cuts[r], count = cuts[r + 1] - cuts[r];
-      const char* from = reinterpret_cast<const char*>(tensor.data.data() + begin);
-      slices[order[r]].push_back(
-          {name, tensor.shape, begin, count, [from](int64_t offset, void* out, int64_t bytes) {
-             std::memcpy(out, from + offset, bytes);
-           }});
+      slices[order[r]].push_back({{name, tensor.shape, begin, count}, tensor.data.data() + begin});
     }
   }
   return slices;
@@ -90,14 +107,14 @@ inline RunState run_at(uint64_t step, int ranks) {
 
 // The three steps as `ranks` ranks would take them, one after the other.
 inline std::string save(FileSystem& files, const std::string& output, uint64_t step,
-                        const TestState& state, int ranks, Random& random,
-                        int64_t staging_bytes = 1000) {
+                        const TestState& state, int ranks, Random& random, int64_t piece = 1000) {
   const auto slices = deal(state, ranks, random);
   const std::string folder = begin_checkpoint(files, output, step);
-  std::vector<std::byte> staging(staging_bytes);
   std::vector<ShardReport> reports;
   for (int r = 0; r < ranks; ++r) {
-    reports.push_back(write_shard(files, folder, r, slices[r], staging));
+    ShardWriter writer(files, folder, r, slices_of(slices[r]));
+    append_all(slices[r], piece, [&](const void* data, int64_t n) { writer.append(data, n); });
+    reports.push_back(writer.finish());
   }
   return publish_checkpoint(files, output, run_at(step, ranks), reports);
 }

@@ -16,7 +16,7 @@ namespace spillway {
 
 namespace {
 
-constexpr const char* kLaneNames[kLaneCount] = {"compute", "h2d", "d2h", "comm"};
+constexpr const char* kLaneNames[kDeviceLaneCount] = {"compute", "h2d", "d2h", "comm"};
 constexpr const char* kTierNames[kTierCount] = {"device", "host"};
 constexpr int64_t kMinPiece = 256 << 10, kMaxPiece = 8 << 20;
 
@@ -42,7 +42,7 @@ struct CpuDevice::Command {
   OpKind op = OpKind::add;
   uint8_t value = 0;
   const Instr* instr = nullptr;
-  Ticket wait_for[kLaneCount] = {0, 0, 0, 0};
+  Ticket wait_for[kDeviceLaneCount] = {0, 0, 0, 0};
   TimeSink sink = nullptr;
   void* sink_context = nullptr;
   char* to = nullptr;
@@ -55,7 +55,7 @@ struct CpuDevice::Command {
 struct alignas(64) CpuDevice::LaneState {
   std::vector<Command> ring;
   Ticket next = 1;  // the issuer's: ticket of the command it fills next
-  Ticket pending_wait[kLaneCount] = {0, 0, 0, 0};  // the issuer's: for that command
+  Ticket pending_wait[kDeviceLaneCount] = {0, 0, 0, 0};  // the issuer's: for that command
   alignas(64) ProgressWord issued;
   alignas(64) ProgressWord completed;
   std::atomic<const Instr*> running{nullptr};
@@ -75,7 +75,7 @@ CpuDevice::CpuDevice(KernelLookup kernels, Communicator* communicator, CpuDevice
     state = std::make_unique<LaneState>();
     state->ring.resize(options_.queue_depth);
   }
-  for (int l = 0; l < kLaneCount; ++l)
+  for (int l = 0; l < kDeviceLaneCount; ++l)
     lanes_[l]->thread = std::thread([this, l] { run_lane(static_cast<Lane>(l)); });
 }
 
@@ -83,7 +83,7 @@ CpuDevice::~CpuDevice() {
   failed_.store(true);  // what has not begun is skipped
   const bool exchanging = lane(Lane::comm).completed.value() + 1 < lane(Lane::comm).next;
   if (exchanging && communicator_) communicator_->abort();
-  for (int l = 0; l < kLaneCount; ++l) {
+  for (int l = 0; l < kDeviceLaneCount; ++l) {
     next_command(static_cast<Lane>(l), nullptr).kind = Command::Kind::stop;
     submit(static_cast<Lane>(l));
   }
@@ -216,7 +216,7 @@ void CpuDevice::run_lane(Lane l) {
     LaneTimes times;
     const int64_t arrived = now_ns();
     bool waited = false;
-    for (int on = 0; on < kLaneCount; ++on)
+    for (int on = 0; on < kDeviceLaneCount; ++on)
       if (command.wait_for[on] > 0)
         waited |= lanes_[on]->completed.wait_until(command.wait_for[on]);
     if (!failed_.load(std::memory_order_acquire)) {

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "runtime/arena.h"
-#include "runtime/cpu/progress_word.h"
 #include "runtime/device.h"
+#include "runtime/progress_word.h"
 
 namespace spillway {
 
@@ -78,7 +78,7 @@ class CpuDevice : public Device {
   CpuDeviceOptions options_;
   int64_t start_ns_;
   Arena arenas_[kTierCount];
-  std::unique_ptr<LaneState> lanes_[kLaneCount];
+  std::unique_ptr<LaneState> lanes_[kDeviceLaneCount];
   TimeSink sink_ = nullptr;
   void* sink_context_ = nullptr;
   std::atomic<bool> failed_{false};

@@ -14,8 +14,8 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "runtime/cpu/progress_word.h"
 #include "runtime/local_communicator.h"
+#include "runtime/progress_word.h"
 
 namespace spillway {
 

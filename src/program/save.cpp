@@ -1,0 +1,104 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "program/stages.h"
+
+namespace spillway {
+namespace {
+
+constexpr int64_t kF32 = size_of(Dtype::f32);
+
+ProgramOperand elements(BufferId buffer, int64_t offset, int64_t count) {
+  return {.buffer = buffer, .offset = offset, .dtype = Dtype::f32, .dims = Dims(count)};
+}
+
+void add_instr(Program& program, InstrKind kind, Lane lane, std::string name, ProgramOperand in) {
+  Instr& i = program.instrs.emplace_back();
+  i.kind = kind;
+  i.lane = lane;
+  i.name = std::move(name);
+  i.uses_micro = false;
+  i.access.push_back({in.buffer, in.version, in.offset, in.bytes(), false});
+  i.in.push_back(std::move(in));
+}
+
+void add_output(Instr& i, ProgramOperand out) {
+  i.access.push_back({out.buffer, out.version, out.offset, out.bytes(), true});
+  i.out.push_back(std::move(out));
+}
+
+}  // namespace
+
+std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Home>& homes) {
+  const Graph& g = train.graph;
+  std::map<TensorId, const Param*> owner_of;
+  for (const Param& p : g.params)
+    for (const TensorId id : {p.home(), p.master, p.moment1, p.moment2})
+      if (id != kNone) owner_of[id] = &p;
+  std::vector<SavedSlice> slices;
+  for (size_t h = 0; h < homes.size(); ++h) {
+    const Home& home = homes[h];
+    const Param& p = *owner_of.at(home.tensor);
+    if (home.tensor == p.home() && p.master != kNone) continue;  // the master's rounding
+    const Tensor& t = g.tensors[home.tensor];
+    if (t.dtype != Dtype::f32)
+      internal_error("state '{}' is not kept in f32, and no master is", t.name);
+    const int64_t total = g.tensors[p.param].dims.count();
+    const Range own = shard_of(total, train.spec.rank, train.spec.ranks);
+    const int64_t live = p.live.count();
+    const int64_t begin = std::min(own.begin, live);
+    const int64_t count = std::max<int64_t>(0, std::min(own.begin + own.count, live) - begin);
+    slices.push_back(
+        {static_cast<int32_t>(h), begin, count, home.offset + (begin - home.begin) * kF32});
+  }
+  return slices;
+}
+
+int64_t saved_bytes(const Schedule& train, const std::vector<Home>& homes) {
+  int64_t bytes = 0;
+  for (const SavedSlice& slice : saved_slices(train, homes)) bytes += slice.count * kF32;
+  return bytes;
+}
+
+void add_save_programs(Lowered& lowered, const Schedule& train, bool copied) {
+  ProgramSet& set = lowered.set;
+  const BufferId staging = lowered.io.at("staging");
+  Program snapshot, save;
+  snapshot.name = "snapshot";
+  save.name = "save";
+  int64_t at = 0;
+  for (const SavedSlice& slice : saved_slices(train, lowered.homes)) {
+    if (slice.count == 0) continue;
+    const Home& home = lowered.homes[slice.home];
+    const std::string& name = train.graph.tensors[home.tensor].name;
+    const bool on_device = set.buffers[home.buffer].tier == Tier::device;
+    ProgramOperand source = elements(home.buffer, slice.offset, slice.count);
+    if (copied) {
+      ProgramOperand copy = elements(staging, at, slice.count);
+      at += copy.bytes();
+      add_instr(snapshot, InstrKind::copy, on_device ? Lane::d2h : Lane::cpu, "snapshot " + name,
+                std::move(source));
+      add_output(snapshot.instrs.back(), copy);
+      source = std::move(copy);
+    }
+    add_instr(save, InstrKind::save, Lane::io, "save " + name, std::move(source));
+    if (copied || !on_device) continue;
+    Instr& i = save.instrs.back();
+    i.workspace = {.buffer = staging, .dtype = Dtype::u8, .dims = Dims(set.buffers[staging].bytes)};
+    i.access.push_back({staging, {}, 0, i.workspace.bytes(), true});
+  }
+  if (copied) {
+    Buffer& buffer = set.buffers[staging];
+    buffer.name = buffer.place = "snapshot";
+    buffer.scope = Scope::run;
+    buffer.bytes = std::max<int64_t>(at, 1);
+  }
+  for (Program* program : {&snapshot, &save}) {
+    if (program == &snapshot && !copied) continue;
+    program->segments.push_back(
+        {program->name, 1, 0, 0, static_cast<InstrId>(program->instrs.size())});
+    set.programs.push_back(std::move(*program));
+  }
+}
+
+}  // namespace spillway
