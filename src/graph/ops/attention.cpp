@@ -78,7 +78,9 @@ int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
 
 int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
                        const WorkspaceRules& rules) {
-  return attention_workspace(attrs, in[0].dtype, rules.threads, true);
+  // The CUDA kernels keep Σ do·o of every row and head.
+  const int64_t cuda = rules.cuda ? aligned(in[0].dims[0] * attrs.heads * 4) : 0;
+  return std::max(attention_workspace(attrs, in[0].dtype, rules.threads, true), cuda);
 }
 
 // One row of scores and one of outputs a thread.
@@ -91,10 +93,11 @@ struct Shape {
   int32_t batch, context, heads, kv_heads, head_dim;
 };
 
-constexpr Shape kShapes[] = {{1, 1, 1, 1, 2},   {2, 5, 3, 1, 6},    {1, 7, 2, 2, 3},
-                             {1, 17, 4, 2, 16}, {2, 63, 2, 1, 64},  {1, 64, 4, 2, 64},
-                             {1, 65, 3, 3, 16}, {1, 129, 2, 1, 64}, {1, 129, 2, 2, 128},
-                             {2, 33, 6, 2, 128}};
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 1, 2},     {2, 5, 3, 1, 6},    {1, 7, 2, 2, 3},    {1, 17, 4, 2, 16},
+    {2, 63, 2, 1, 64},   {1, 64, 4, 2, 64},  {1, 65, 3, 3, 16},  {1, 129, 2, 1, 64},
+    {1, 129, 2, 2, 128}, {2, 33, 6, 2, 128}, {1, 1, 9, 3, 128},  {3, 17, 1, 1, 64},
+    {1, 65, 5, 5, 64},   {1, 63, 7, 1, 128}, {1, 64, 8, 2, 128}, {1, 197, 2, 1, 64}};
 
 OpCase base_case(const Shape& s) {
   OpCase c;
