@@ -36,8 +36,15 @@ BackendChoice choose_backend(Backend wanted, Communicator& communicator) {
         "hardware.backend: \"cuda\", but this build has no CUDA backend: it was built without the "
         "CUDA toolkit; expected \"cpu\" or \"auto\", or a build made where nvcc is");
   }
-  const std::string refusal = first_refusal(communicator);
-  if (refusal.empty()) return {.cuda = true, .device = cuda_backend()->assign_device(communicator)};
+  std::string refusal = first_refusal(communicator);
+  if (refusal.empty()) {
+    try {
+      return {.cuda = true, .device = cuda_backend()->assign_device(communicator)};
+    } catch (const Error& e) {  // thrown alike on all ranks
+      if (wanted == Backend::cuda) throw;
+      refusal = e.what();
+    }
+  }
   if (wanted == Backend::automatic)
     return {.note = fmt::format("training on the CPU backend: {}", refusal)};
   bad_input("hardware.backend: \"cuda\", but {}; expected \"cpu\" or \"auto\" here", refusal);

@@ -15,8 +15,9 @@ namespace spillway {
 
 struct CudaDeviceRequest {
   int64_t reserve_bytes = 0;    // foreign bytes that the plan was made with, for messages
+  int64_t gemm_workspace = 0;   // the profile's
   std::string gemm_algorithms;  // of the checkpoint that is resumed, or ""
-  std::function<void(const std::string&)> progress;  // lines for the user while start-up takes long
+  std::function<void(const std::string&)> say;  // lines for the user
 };
 
 // What src/runtime/cuda offers. Errors are thrown as Error.
@@ -42,8 +43,8 @@ struct BackendChoice {
   std::string note;  // one line for the user where "auto" fell back on the CPU, else ""
 };
 
-// Collective: all ranks choose alike. "auto" takes CUDA if every rank has a device. Throws
-// Error(bad_input) on all ranks if "cuda" is wanted and cannot be had.
+// Collective: all ranks choose alike. "auto" takes CUDA if every rank has a device of its own.
+// Throws Error(bad_input) on all ranks if "cuda" is wanted and cannot be had.
 BackendChoice choose_backend(Backend wanted, Communicator& communicator);
 
 // The profile of a run on `choice`: the one that the config names, or for "auto" on CUDA one that

@@ -137,6 +137,9 @@ void HostLanes::wait_for_others(Lane l, const Command& command) const {
     }
     while (device_.completed(other) < command.wait_for[on] && !stopping_.load())
       std::this_thread::sleep_for(kPoll);
+    // Polling leaves a way out; this makes the device's writes this thread's to read, and throws
+    // what the lane threw.
+    if (!stopping_.load()) device_.synchronise(other, command.wait_for[on]);
   }
 }
 

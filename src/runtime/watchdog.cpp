@@ -294,6 +294,7 @@ void Watchdog::publish() {
   {
     const std::lock_guard lock(device_mutex_);
     if (device_) {
+      if (trouble_.empty()) trouble_ = device_->poll();
       for (Lane lane : {Lane::compute, Lane::comm, Lane::h2d, Lane::d2h}) {
         progress += device_->completed(lane);
         const Instr* running = device_->running(lane);
@@ -386,6 +387,10 @@ double Watchdog::limit_of(Phase phase) const {
 }
 
 void Watchdog::check_self(double elapsed) {
+  // What blocked in the device has been told; normally it ends the run with the same message.
+  if (!trouble_.empty()) troubled_ += elapsed;
+  if (troubled_ > options_.device_patience)
+    end(fmt::format("{}{}: {}", who(rank_), where(rank_), trouble_));
   quiet_ += elapsed;
   double limit = limit_of(phase_);
   if (quiet_ <= limit) return;

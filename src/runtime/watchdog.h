@@ -32,6 +32,7 @@ struct WatchdogOptions {          // seconds
   double term_patience =
       0.5;  // SIGTERM is taken for a wish to stop if no peer is found dead by then
   double failed_patience = 2;     // a peer that failed with a message of its own gets this long
+  double device_patience = 5;     // … and this rank, once its device reports an asynchronous error
   double launcher_patience = 10;  // of several hosts: Open MPI's mpirun or orted is killed after
   std::string folder = "/dev/shm";
 };
@@ -119,6 +120,8 @@ class Watchdog {
   double quiet_ = 0;                           // since this rank's progress last changed
   uint64_t last_progress_ = 0;
   double planned_ = 0;                   // of what is running, seconds
+  std::string trouble_;                  // what the device reports of itself, or ""
+  double troubled_ = 0;                  // since then, seconds
   std::atomic<double> term_waited_{-1};  // since SIGTERM; negative: none came
   std::atomic<uint64_t> fed_{0};
   std::atomic<bool> stop_requested_{false};

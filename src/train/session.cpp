@@ -69,7 +69,8 @@ void Session::make_device(Communicator& communicator, const SessionOptions& opti
     CudaDeviceRequest request;
     request.reserve_bytes = workload_.input.profile.reserve_bytes;
     request.gemm_algorithms = options.gemm_algorithms;
-    request.progress = options.progress;
+    request.say = options.say;
+    request.gemm_workspace = workload_.input.profile.gemm_workspace;
     device_ = cuda_backend()->make_device(communicator, options.backend.device, request);
     return;
   }

@@ -19,9 +19,9 @@ struct SessionOptions {
   int chaos_us = 0;
   std::string plan_text;  // what a plan file would hold; used if there is no plan_file
   BackendChoice backend;
-  std::string gemm_algorithms;                       // of the checkpoint that is resumed, or ""
-  std::function<void(const std::string&)> progress;  // lines for the user while start-up takes long
-  std::function<void(bool waiting)> on_host_wait;    // of Executor::Options
+  std::string gemm_algorithms;                     // of the checkpoint that is resumed, or ""
+  std::function<void(const std::string&)> say;     // lines for the user while the device starts
+  std::function<void(bool waiting)> on_host_wait;  // of Executor::Options
 };
 
 class Session {

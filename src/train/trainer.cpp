@@ -172,7 +172,7 @@ class Trainer {
                            options_.chaos_us};
     options.backend = backend;
     if (resume_) options.gemm_algorithms = resume_->manifest().run.gemm_algorithms;
-    options.progress = [this](const std::string& line) { console_.line(line); };
+    options.say = [this](const std::string& line) { console_.line(line); };
     options.on_host_wait = [this](bool waiting) {
       watchdog_.enter(waiting ? Phase::saving : Phase::step, step_);
     };

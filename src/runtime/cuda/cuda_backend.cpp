@@ -35,8 +35,8 @@ std::string unavailable() {
 // What one rank found; the error is empty if all is well.
 struct Assignment {
   int32_t device = 0;
-  char name[124] = {};  // bus id and host
-  char error[384] = {};
+  char name[140] = {};  // bus id and host
+  char error[368] = {};
 };
 
 // The place among the ranks of a node, unless the launcher shows each rank a device of its own.
@@ -111,7 +111,8 @@ std::unique_ptr<Device> make_device(Communicator& communicator, int index,
   cuda::CudaDeviceOptions options;
   options.reserve_bytes = request.reserve_bytes;
   options.gemm_algorithms = request.gemm_algorithms;
-  options.pinned.progress = request.progress;
+  options.gemm_workspace = request.gemm_workspace;
+  options.say = request.say;
   return std::make_unique<cuda::CudaDevice>(cuda::kernel, communicator, index, options);
 }
 

@@ -50,6 +50,8 @@ CudaDevice::CudaDevice(KernelLookup kernels, Communicator& communicator, int ind
             "cudaStreamCreateWithPriority");
     lanes_[l].events = std::make_unique<EventRing>(options_.events, place_);
   }
+  require(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, least),
+          "cudaStreamCreateWithPriority");
   words_ = std::make_unique<ProgressWords>(kLanes, kWordDepth, place_);
   clock_ = std::make_unique<LaneClock>(options_.timed_entries, place_);
 }
@@ -75,6 +77,7 @@ CudaDevice::~CudaDevice() {
     s.events.reset();
     if (s.stream) cudaStreamDestroy(s.stream);
   }
+  if (side_) cudaStreamDestroy(side_);
   if (arena_) cudaFree(arena_);
 }
 
@@ -120,7 +123,7 @@ void CudaDevice::refuse_arena(int64_t bytes, size_t free, size_t total,
 
 void* CudaDevice::reserve(Tier tier, int64_t bytes) {
   if (tier == Tier::host) {
-    pinned_.reserve(bytes, index_, options_.pinned, place_);
+    pinned_.reserve(bytes, index_, options_.pinned, place_, options_.say);
     return pinned_.begin();
   }
   if (arena_) internal_error("the device arena is reserved a second time");
@@ -167,6 +170,7 @@ void CudaDevice::check_copy(Lane l, const void* to, const void* from, int64_t by
 
 void CudaDevice::wait(Lane l, Lane on, Ticket ticket) {
   if (l == on) return;  // in order anyway
+  const std::lock_guard lock(mutex_);
   if (ticket > lane(on).issued)
     internal_error("{} lane told to wait for ticket {} of the {} lane, which has issued {}",
                    kLaneNames[static_cast<int>(l)], ticket, kLaneNames[static_cast<int>(on)],
@@ -176,6 +180,7 @@ void CudaDevice::wait(Lane l, Lane on, Ticket ticket) {
 }
 
 void CudaDevice::signal(Lane l) {
+  const std::lock_guard lock(mutex_);
   LaneState& s = lane(l);
   guarded(nullptr, [&] {
     flush(l);
@@ -224,18 +229,18 @@ Ticket CudaDevice::issue(Lane l, const Instr* instr, Body&& body) {
 }
 
 Ticket CudaDevice::launch(Lane l, OpKind op, const KernelArgs& args, const Instr* instr) {
+  const std::lock_guard lock(mutex_);
   return issue(l, instr, [&](LaneState& s) {
     kernels_(op)(args, LaunchContext{s.stream, gemm_.get(), sm_count_});
     return false;
   });
 }
 
-// Copies a range of an arena; whoever needs a place in the pinned one gets it in pieces that do not
-// cross a border.
-void CudaDevice::copy_now(LaneState& s, cudaStream_t stream, char* to, const char* from,
-                          int64_t bytes) {
-  while (bytes > 0) {
-    int64_t n = bytes;
+// In pieces where a range of pinned memory crosses the border of two registrations. Returns
+// `bytes`.
+int64_t CudaDevice::copy_now(cudaStream_t stream, char* to, const char* from, int64_t bytes) const {
+  for (int64_t done = 0; done < bytes;) {
+    int64_t n = bytes - done;
     if (pinned_.contains(to, 1)) n = std::min(n, pinned_.to_border(to));
     if (pinned_.contains(from, 1)) n = std::min(n, pinned_.to_border(from));
     const bool to_device = device_owns(to, n), from_device = device_owns(from, n);
@@ -243,9 +248,9 @@ void CudaDevice::copy_now(LaneState& s, cudaStream_t stream, char* to, const cha
         to_device ? (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                   : (from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
     require(cudaMemcpyAsync(to, from, static_cast<size_t>(n), kind, stream), "cudaMemcpyAsync");
-    s.copied.fetch_add(n, std::memory_order_relaxed);
-    to += n, from += n, bytes -= n;
+    to += n, from += n, done += n;
   }
+  return bytes;
 }
 
 void CudaDevice::flush(Lane l) {
@@ -253,16 +258,19 @@ void CudaDevice::flush(Lane l) {
   if (s.pending.bytes == 0) return;
   const PendingCopy copy = std::exchange(s.pending, {});
   const std::string* other = std::exchange(place_.instr, &copy.first->name);
-  copy_now(s, s.stream, copy.to, copy.from, copy.bytes);
+  nvtxRangePushA(copy.first->name.c_str());
+  s.copied.fetch_add(copy_now(s.stream, copy.to, copy.from, copy.bytes));
   words_->advance(static_cast<int>(l), s.issued, s.stream, place_);
+  nvtxRangePop();
   place_.instr = other;
 }
 
 Ticket CudaDevice::copy(Lane l, void* to, const void* from, int64_t bytes, const Instr* instr) {
+  const std::lock_guard lock(mutex_);
   LaneState& s = lane(l);
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
-  if (bytes > 0) check_copy(l, to, from, bytes);
+  if (bytes > 0) guarded(instr, [&] { check_copy(l, to, from, bytes); });
   bool waits = false;
   for (int on = 0; on < kLanes; ++on) waits |= s.pending_wait[on] > s.waited[on];
   const bool small = instr && bytes <= options_.merge_below && !clock_->wants(l, waits);
@@ -278,12 +286,13 @@ Ticket CudaDevice::copy(Lane l, void* to, const void* from, int64_t bytes, const
       state.pending = {target, source, bytes, instr};
       return true;
     }
-    copy_now(state, state.stream, target, source, bytes);
+    state.copied.fetch_add(copy_now(state.stream, target, source, bytes));
     return false;
   });
 }
 
 Ticket CudaDevice::exchange(Lane l, const ExchangeArgs& args, const Instr* instr) {
+  const std::lock_guard lock(mutex_);
   return issue(l, instr, [&](LaneState& s) {
     for (const ExchangeArgs::Part& part : args.parts)
       if (!device_owns(part.data, part.bytes))
@@ -297,6 +306,7 @@ Ticket CudaDevice::exchange(Lane l, const ExchangeArgs& args, const Instr* instr
 }
 
 Ticket CudaDevice::fill(Lane l, void* to, uint8_t value, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
   return issue(l, nullptr, [&](LaneState& s) {
     if (!device_owns(to, bytes) && !pinned_.contains(to, bytes))
       internal_error("fill of {} bytes at {} outside every arena", bytes, to);
@@ -314,57 +324,90 @@ Ticket CudaDevice::fill(Lane l, void* to, uint8_t value, int64_t bytes) {
 
 void CudaDevice::synchronise(Lane l, Ticket ticket) {
   LaneState& s = lane(l);
+  cudaEvent_t event = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    guarded(nullptr, [&] {
+      flush(l);
+      const Ticket until = std::min(ticket, s.issued);
+      if (until == 0) return;
+      if (s.events->newest() < until) s.events->record(s.stream, s.issued, place_);
+      event = s.events->at_or_behind(until).event;
+    });
+  }
+  if (!event) return;
+  // Should the event be recorded again meanwhile, this waits for longer than it must.
+  const cudaError_t error = cudaEventSynchronize(event);
+  const std::string asynchronous = poll();
+  const std::lock_guard lock(mutex_);
   guarded(nullptr, [&] {
-    flush(l);
-    const Ticket until = std::min(ticket, s.issued);
-    if (until == 0) return;
-    if (s.events->newest() < until) s.events->record(s.stream, s.issued, place_);
-    require(cudaEventSynchronize(s.events->at_or_behind(until).event), "cudaEventSynchronize");
-    if (const std::string error = poll(); !error.empty()) fail(ExitCode::no_progress, "{}", error);
+    require(error, "cudaEventSynchronize");
+    // An aborted exchange ends without an error of CUDA's.
+    if (!asynchronous.empty()) fail(ExitCode::no_progress, "{}", asynchronous);
   });
 }
 
 void CudaDevice::synchronise_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    guarded(nullptr, [&] {
+      for (int l = 0; l < kLanes; ++l) flush(static_cast<Lane>(l));
+    });
+  }
+  cudaError_t error = cudaSuccess;
+  for (LaneState& s : lanes_)
+    if (error == cudaSuccess) error = cudaStreamSynchronize(s.stream);
+  const std::string asynchronous = poll();
+  const std::lock_guard lock(mutex_);
   guarded(nullptr, [&] {
-    for (int l = 0; l < kLanes; ++l) flush(static_cast<Lane>(l));
-    for (LaneState& s : lanes_) require(cudaStreamSynchronize(s.stream), "cudaStreamSynchronize");
-    // An aborted exchange ends without an error of CUDA's.
-    if (const std::string error = poll(); !error.empty()) fail(ExitCode::no_progress, "{}", error);
+    require(error, "cudaStreamSynchronize");
+    if (!asynchronous.empty()) fail(ExitCode::no_progress, "{}", asynchronous);
     clock_->deliver(place_);
   });
 }
 
-std::string CudaDevice::poll() const { return nccl_ ? nccl_->poll() : std::string(); }
+// Between pageable memory or a pinned range and the device, on a stream of its own.
+void CudaDevice::transfer(const char* what, void* to, const void* from, int64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    guarded(nullptr, [&] {
+      if (!device_owns(what[0] == 'u' ? to : from, bytes))
+        internal_error("{} of {} bytes outside every arena", what, bytes);
+      // The caller's thread may be another than the one that made the device.
+      require(cudaSetDevice(index_), "cudaSetDevice");
+    });
+  }
+  // Copies of pageable memory block.
+  cudaError_t error = cudaSuccess;
+  std::string said;
+  try {
+    copy_now(side_, static_cast<char*>(to), static_cast<const char*>(from), bytes);
+    error = cudaStreamSynchronize(side_);
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  const std::lock_guard lock(mutex_);
+  guarded(nullptr, [&] {
+    if (!said.empty()) fail(ExitCode::internal, "{}", said);
+    require(error, "cudaStreamSynchronize");
+  });
+}
 
 void CudaDevice::upload(void* to, const void* from, int64_t bytes) {
-  if (pinned_.contains(to, bytes)) {
+  if (pinned_.contains(to, bytes))
     std::memcpy(to, from, static_cast<size_t>(bytes));
-    return;
-  }
-  guarded(nullptr, [&] {
-    if (!device_owns(to, bytes))
-      internal_error("upload of {} bytes to {} outside every arena", bytes, to);
-    LaneState uncounted;
-    cudaStream_t stream = lane(Lane::h2d).stream;
-    copy_now(uncounted, stream, static_cast<char*>(to), static_cast<const char*>(from), bytes);
-    require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  });
+  else
+    transfer("upload", to, from, bytes);
 }
 
 void CudaDevice::download(void* to, const void* from, int64_t bytes) {
-  if (pinned_.contains(from, bytes)) {
+  if (pinned_.contains(from, bytes))
     std::memcpy(to, from, static_cast<size_t>(bytes));
-    return;
-  }
-  guarded(nullptr, [&] {
-    if (!device_owns(from, bytes))
-      internal_error("download of {} bytes from {} outside every arena", bytes, from);
-    LaneState uncounted;
-    cudaStream_t stream = lane(Lane::d2h).stream;
-    copy_now(uncounted, stream, static_cast<char*>(to), static_cast<const char*>(from), bytes);
-    require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  });
+  else
+    transfer("download", to, from, bytes);
 }
+
+std::string CudaDevice::poll() const { return nccl_ ? nccl_->poll() : std::string(); }
 
 Ticket CudaDevice::completed(Lane l) const { return words_->completed(static_cast<int>(l)); }
 const Instr* CudaDevice::running(Lane l) const { return words_->running(static_cast<int>(l)); }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,10 @@
 namespace spillway::cuda {
 
 struct CudaDeviceOptions {
-  int64_t reserve_bytes = 0;    // the profile's, for messages
-  std::string gemm_algorithms;  // to start with; "" chooses all anew
+  int64_t reserve_bytes = 0;                    // the profile's, for messages
+  int64_t gemm_workspace = 0;                   // the profile's
+  std::string gemm_algorithms;                  // to start with; "" chooses all anew
+  std::function<void(const std::string&)> say;  // lines for the user
   PinnedOptions pinned;
   // A copy that continues the one before on its lane, in both memories, is merged with it while
   // neither is larger than this and nobody waits in between.
@@ -35,9 +38,10 @@ struct CudaDeviceOptions {
 };
 
 // Creates streams, events and words in the constructor, communicators in `connect`; allocates
-// nothing after `reserve`. One thread calls; poll, completed and running may be called from any.
-// After an error every call throws it again. While an exception is on its way the destructor
-// releases nothing that would wait for a peer: the process is about to end.
+// nothing after `reserve`. One thread issues; synchronise and download may be called from another
+// at the same time, and what never blocks from any. After an error every call throws it again.
+// While an exception is on its way the destructor releases nothing that would wait for a peer: the
+// process is about to end.
 class CudaDevice : public Device {
  public:
   using KernelLookup = CudaKernel (*)(OpKind);
@@ -74,7 +78,6 @@ class CudaDevice : public Device {
   std::string description() const override { return description_; }
   std::map<std::string, std::string> fingerprint() const override { return fingerprint_; }
   std::string gemm_algorithms() const override;
-  const std::string& note() const { return pinned_.note(); }
 
  private:
   static constexpr int kLanes = 4;  // compute, h2d, d2h, comm
@@ -111,10 +114,11 @@ class CudaDevice : public Device {
     place_.instr = nullptr;
   }
   [[noreturn]] void keep(const Error& error);
+  void transfer(const char* what, void* to, const void* from, int64_t bytes);
   template <class Body>
   Ticket issue(Lane l, const Instr* instr, Body&& body);
   void flush(Lane l);
-  void copy_now(LaneState& s, cudaStream_t stream, char* to, const char* from, int64_t bytes);
+  int64_t copy_now(cudaStream_t stream, char* to, const char* from, int64_t bytes) const;
   void check_copy(Lane l, const void* to, const void* from, int64_t bytes) const;
   void require(cudaError_t error, const char* call) const;
   std::string what_ran() const;
@@ -129,7 +133,9 @@ class CudaDevice : public Device {
   std::string description_;
   std::map<std::string, std::string> fingerprint_;
   int sm_count_ = 0;
+  mutable std::mutex mutex_;  // of all that follows, but for atomics; never held while blocking
   LaneState lanes_[kLanes];
+  cudaStream_t side_ = nullptr;  // of uploads and downloads, outside every lane's order
   std::unique_ptr<ProgressWords> words_;
   std::unique_ptr<LaneClock> clock_;
   std::unique_ptr<Gemm> gemm_;

@@ -53,7 +53,7 @@ std::string limits_text() {
 }  // namespace
 
 void PinnedArena::reserve(int64_t bytes, int device, const PinnedOptions& options,
-                          const Place& place) {
+                          const Place& place, const std::function<void(const std::string&)>& say) {
   const auto refuse = [&](const std::string& why) {
     const std::string where = place.ranks > 1 ? fmt::format("rank {}: ", place.rank) : "";
     fail(ExitCode::does_not_fit,
@@ -66,7 +66,9 @@ void PinnedArena::reserve(int64_t bytes, int device, const PinnedOptions& option
   arena_.map("host", bytes);
   chunk_ = options.chunk_bytes;
   const int64_t total = arena_.pages_bytes();
-  note_ = bind_to_node(arena_.pages_begin(), total, device);
+  const std::string unbound = bind_to_node(arena_.pages_begin(), total, device);
+  if (say && !unbound.empty())
+    say("pinned host memory is not bound to the device's NUMA node: " + unbound);
   const auto start = std::chrono::steady_clock::now();
   double said = 0;
   while (pinned_ < total) {
@@ -81,10 +83,10 @@ void PinnedArena::reserve(int64_t bytes, int device, const PinnedOptions& option
     }
     pinned_ += n;
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    if (options.progress && pinned_ < total && elapsed.count() - said > options.quiet_seconds) {
+    if (say && pinned_ < total && elapsed.count() - said > options.quiet_seconds) {
       said = elapsed.count();
-      options.progress(fmt::format("pinning host memory: {} of {} after {:.0f} s",
-                                   format_bytes(pinned_), format_bytes(total), said));
+      say(fmt::format("pinning host memory: {} of {} after {:.0f} s", format_bytes(pinned_),
+                      format_bytes(total), said));
     }
   }
 }

@@ -93,8 +93,12 @@ void CudaDevice::connect(const ProgramSet& set) {
 }
 
 void CudaDevice::warm_up(const ProgramSet& set, const ArenaLayout& layout) {
-  gemm_ = std::make_unique<Gemm>();
-  if (!options_.gemm_algorithms.empty()) gemm_->load_algorithms(options_.gemm_algorithms);
+  gemm_ = std::make_unique<Gemm>(options_.gemm_workspace);
+  if (!options_.gemm_algorithms.empty()) {
+    const std::string warning =
+        gemm_->load_algorithms(options_.gemm_algorithms, "the checkpoint's manifest");
+    if (!warning.empty() && options_.say) options_.say(warning);
+  }
   int64_t bytes = kAlign;
   each_op(set, layout, nullptr,
           [&](const Instr&, const Packed& p) { bytes = std::max(bytes, p.bytes); });
@@ -119,6 +123,7 @@ void CudaDevice::warm_up(const ProgramSet& set, const ArenaLayout& layout) {
       require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     });
   });
+  gemm_->seal();
   // Copies from pageable memory, as restoring and saving make them, stage inside the driver.
   std::vector<char> pageable(kAlign);
   for (int l = 0; l < kLanes; ++l) {
