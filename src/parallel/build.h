@@ -1,6 +1,10 @@
 // Training graph → schedule: optimizer state and update nodes, sums over ranks, stages.
 #pragma once
 
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "config/config.h"
 #include "parallel/schedule.h"
 
@@ -10,12 +14,29 @@ namespace spillway {
 // Throws bad_input where batch, micro_batch, ranks or reduce_every do not divide.
 ParallelSpec parallel_spec(const Config& config, int rank, int ranks, int ranks_on_node);
 
+// Values of ScheduleChoice::group, ascending: those that divide the micro-batches of a step and
+// hold whole reductions, or a whole part of one.
+std::vector<int32_t> group_choices(const ParallelSpec& spec);
+
 // forward graph (GraphMode::train) → the train schedule of one rank.
-// `reduce_delay` 1: the sum over ranks of a layer is issued after the backward pass of the layer
-// below it, and parameters are gathered one layer early, so that communication overlaps compute;
-// 0 issues both at once (one slot of each ring suffices).
 Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
-                              const ParallelSpec& spec, int reduce_delay);
+                              const ParallelSpec& spec, const ScheduleChoice& choice);
+
+// The train schedules of one rank, each built when it is first asked for. Not for several threads.
+class TrainSchedules {
+ public:
+  TrainSchedules() = default;
+  TrainSchedules(Graph forward, OptimizerConfig optimizer, const ParallelSpec& spec)
+      : forward_(std::move(forward)), optimizer_(std::move(optimizer)), spec_(spec) {}
+  const Schedule& get(const ScheduleChoice& choice) const;  // stays where it is
+  const ParallelSpec& spec() const { return spec_; }
+
+ private:
+  Graph forward_;
+  OptimizerConfig optimizer_;
+  ParallelSpec spec_;
+  mutable std::map<ScheduleChoice, Schedule> built_;
+};
 
 // A forward-only schedule ("evaluate", "prefill", "decode") of one stage.
 Schedule build_forward_schedule(const std::string& name, const Graph& forward,

@@ -2,6 +2,7 @@
 // that run one after the other. Compute and communication only; copies are lowering's business.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,15 +23,32 @@ struct ParallelSpec {
   int32_t tree = 1;           // inner width of the reduction tree
 };
 
-// `trip` iterations of the same nodes. Iteration i is micro-batch micro_base + i. Operands marked
-// `accumulate` add to what is there if `accumulate` is set, else they overwrite.
+// What of a schedule is the planner's to choose. None of it changes a bit.
+struct ScheduleChoice {
+  // 1: the sum over ranks of a layer is issued after the backward pass of the layer below it, and
+  // parameters are gathered one layer early, so that communication overlaps compute; 0: both are
+  // issued at once (one slot of each ring suffices).
+  int32_t reduce_delay = 1;
+  // Micro-batches that visit a layer before the next layer's turn. Parameters travel once a group,
+  // and a group's activations are alive at once.
+  int32_t group = 1;
+  friend auto operator<=>(const ScheduleChoice&, const ScheduleChoice&) = default;
+};
+
+// One execution of a node for one micro-batch of an iteration's group.
+struct Visit {
+  NodeId node = kNone;
+  int32_t micro = 0;        // 0 … group - 1
+  bool accumulate = false;  // outputs marked `accumulate` add to what is there, else they overwrite
+};
+
+// `trip` iterations of the same visits. Iteration i is of micro-batches micro_base + i * group and
+// the group - 1 that follow it.
 struct Stage {
   std::string name;  // "first", "steady", "last", "update"
   int32_t trip = 1;
   int32_t micro_base = 0;
-  bool accumulate = false;          // gradient accumulators already hold earlier micro-batches
-  bool accumulate_reduced = false;  // … and so do the sums over ranks (reduce_every < all)
-  std::vector<NodeId> nodes;        // in issue order
+  std::vector<Visit> visits;  // in issue order
 };
 
 struct Schedule {
@@ -38,6 +56,7 @@ struct Schedule {
   Graph graph;
   std::vector<Stage> stages;
   ParallelSpec spec;
+  ScheduleChoice choice;
 };
 
 }  // namespace spillway

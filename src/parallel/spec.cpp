@@ -49,8 +49,8 @@ Schedule build_forward_schedule(const std::string& name, const Graph& forward,
     gathers = add_gathers(schedule.graph, spec.rank, spec.ranks, 1);
   }
   for (NodeId id = 0; id < static_cast<NodeId>(forward.nodes.size()); ++id) {
-    stage.nodes.insert(stage.nodes.end(), gathers[id].begin(), gathers[id].end());
-    stage.nodes.push_back(id);
+    for (const NodeId gather : gathers[id]) stage.visits.push_back({gather});
+    stage.visits.push_back({id});
   }
   schedule.stages.push_back(std::move(stage));
   return schedule;

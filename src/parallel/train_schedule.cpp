@@ -17,19 +17,21 @@ namespace {
 class TrainSchedule {
  public:
   TrainSchedule(const Graph& forward, const OptimizerConfig& optimizer, const ParallelSpec& spec,
-                int reduce_delay)
-      : optimizer_(optimizer), spec_(spec), delay_(spec.ranks > 1 ? reduce_delay : 0) {
+                const ScheduleChoice& choice)
+      : optimizer_(optimizer), spec_(spec) {
     schedule_.name = "train";
     schedule_.spec = spec;
+    schedule_.choice = choice;
     schedule_.graph = differentiate(forward);
     passes_ = static_cast<NodeId>(graph().nodes.size());
   }
 
   Schedule build() {
+    if (!several_ranks()) schedule_.choice.reduce_delay = 0;
     units_ = make_units(graph(), spec_.ranks);
     if (sharded_parameters()) {
       shard_parameters(graph(), spec_.ranks);
-      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, delay_);
+      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, schedule_.choice.reduce_delay);
     }
     add_state();
     add_losses();
@@ -59,12 +61,18 @@ class TrainSchedule {
   bool several_ranks() const { return spec_.ranks > 1; }
   bool sharded_state() const { return several_ranks() && spec_.zero >= 1; }
   bool sharded_parameters() const { return several_ranks() && spec_.zero >= 3; }
-  // Accumulators hold one micro-batch and die once it is summed over ranks.
-  bool sharded_gradients() const {
-    return several_ranks() && spec_.zero >= 2 && spec_.reduce_every == 1;
+  // The micro-batches of a reduction visit a layer together, so that its accumulators die there:
+  // where gradients are sharded, and where a group holds several reductions, each with its own.
+  bool short_lived_accumulators() const {
+    const int32_t group = schedule_.choice.group, every = spec_.reduce_every;
+    return group % every == 0 && (group > every || (several_ranks() && spec_.zero >= 2));
   }
   bool separate_sum() const {
-    return spec_.reduce_every < spec_.micro_batches || sharded_gradients();
+    return spec_.reduce_every < spec_.micro_batches || short_lived_accumulators();
+  }
+  // Every rank's sums come to every rank, and the accumulators are gone by then.
+  bool whole_sums() const {
+    return several_ranks() && !sharded_state() && short_lived_accumulators();
   }
   Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
   Range part(const Piece& piece, int rank) const {
@@ -108,7 +116,7 @@ class TrainSchedule {
       if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
       const int32_t layer = tensor(p.param).layer;
       const int64_t capacity = shard_capacity(total(p), spec_.ranks);
-      if (sharded_gradients())
+      if (short_lived_accumulators())
         for (const TensorId grad : p.grads) {
           graph().tensors[grad].role = Role::partial_grad;
           graph().tensors[grad].place = "gradient_accumulators";
@@ -120,9 +128,10 @@ class TrainSchedule {
         master = add_tensor(base + ".master", "master", Role::master, Dtype::f32, dims, layer);
       const TensorId m = add_tensor(base + ".m", "moments", Role::moment, Dtype::f32, dims, layer);
       const TensorId v = add_tensor(base + ".v", "moments", Role::moment, Dtype::f32, dims, layer);
-      reduced_.push_back(separate_sum() ? add_tensor(base + ".reduced", "gradients", Role::grad,
-                                                     Dtype::f32, Dims(capacity), layer)
-                                        : kNone);
+      reduced_.push_back(
+          separate_sum() ? add_tensor(base + ".reduced", "gradients", Role::grad, Dtype::f32,
+                                      whole_sums() ? tensor(p.param).dims : Dims(capacity), layer)
+                         : kNone);
       graph().params[i].master = master;
       graph().params[i].moment1 = m;
       graph().params[i].moment2 = v;
@@ -153,7 +162,12 @@ class TrainSchedule {
   Operand summed(int32_t param, Range own) const {
     const Param& p = schedule_.graph.params[param];
     if (!separate_sum()) return range(p.grads[0], own.begin, own.count);
-    return range(reduced_[param], own.begin - own_shard(p).begin, own.count);
+    return range(reduced_[param], own.begin - (whole_sums() ? 0 : own_shard(p).begin), own.count);
+  }
+
+  // Where the other ranks' sums come to.
+  TensorId gathered_sums(int32_t param) const {
+    return whole_sums() ? reduced_[param] : schedule_.graph.params[param].grads[0];
   }
 
   static void send(Node& node, Operand operand, const std::vector<int>& peers) {
@@ -197,8 +211,8 @@ class TrainSchedule {
     if (several_ranks() && !sharded_state()) {
       Node gather = exchange_node(unit_name(unit) + ".gather_gradients");
       for (const Piece& piece : unit.pieces) {
-        const TensorId grad = graph().params[piece.param].grads[0];
-        gather_piece(gather, piece, summed(piece.param, part(piece, spec_.rank)), grad);
+        gather_piece(gather, piece, summed(piece.param, part(piece, spec_.rank)),
+                     gathered_sums(piece.param));
       }
       steps.finish_step.push_back(add_node(std::move(gather), Pass::reduce, unit.layer));
     }
@@ -295,66 +309,89 @@ class TrainSchedule {
     }
   }
 
-  // Backward nodes, each layer's units after the last node that adds to its gradients. A unit's sum
-  // waits until `delay_` further units have been sent, so that the exchange has time to run.
-  std::vector<NodeId> micro_batch_nodes(bool reduces, bool last_group) const {
+  // What the micro-batches of one iteration do with gradients.
+  struct Flags {
+    bool accumulate = false;          // accumulators hold earlier micro-batches of the interval
+    bool reduces = false;             // the sum over ranks follows
+    bool last = false;                // … the step's last one
+    bool accumulate_reduced = false;  // sums over ranks hold earlier intervals
+    bool operator==(const Flags&) const = default;
+  };
+
+  Flags flags_of(int32_t micro) const {
+    const int32_t every = spec_.reduce_every;
+    const bool reduces = micro % every == every - 1;
+    return {micro % every != 0, reduces, reduces && micro == spec_.micro_batches - 1,
+            reduces && micro / every > 0};
+  }
+
+  // Forward and backward nodes, every layer for all micro-batches of the group in turn; a layer's
+  // units after the last node that adds to its gradients. A unit's sum waits until `reduce_delay`
+  // further units have been sent, so that the exchange has time to run.
+  std::vector<Visit> micro_batch_visits(const std::vector<Flags>& flags) const {
     const Graph& g = schedule_.graph;
     std::vector<NodeId> complete_after(static_cast<size_t>(g.layers) + 2, kNone);
     for (NodeId id = 0; id < passes_; ++id)
       for (const Operand& out : g.nodes[id].out)
         if (tensor(out.tensor).role == Role::grad || tensor(out.tensor).role == Role::partial_grad)
           complete_after[tensor(out.tensor).layer] = id;
-    std::vector<NodeId> nodes;
-    std::vector<const UnitSteps*> sent;
+    struct Sent {
+      const UnitSteps* unit;
+      int32_t micro;
+    };
+    std::vector<Visit> visits;
+    std::vector<Sent> sent;
     size_t summed_units = 0;
-    const auto append = [&](const std::vector<NodeId>& more) {
-      nodes.insert(nodes.end(), more.begin(), more.end());
+    const auto append = [&](const std::vector<NodeId>& nodes, int32_t micro, bool accumulate) {
+      for (const NodeId node : nodes) visits.push_back({node, micro, accumulate});
     };
     const auto sum_all_but = [&](size_t waiting) {
       for (; summed_units + waiting < sent.size(); ++summed_units) {
-        append(sent[summed_units]->sum);
-        if (last_group) append(sent[summed_units]->finish_step);
+        const auto& [unit, micro] = sent[summed_units];
+        append(unit->sum, micro, flags[micro].accumulate_reduced);
+        if (flags[micro].last) append(unit->finish_step, micro, false);
       }
     };
-    for (NodeId id = 0; id < passes_; ++id) {
-      if (const auto gathers = gathers_.find(id); gathers != gathers_.end())
-        append(gathers->second);
-      nodes.push_back(id);
-      if (!reduces) continue;
-      for (int32_t layer = g.layers + 1; layer >= 0; --layer) {
-        if (complete_after[layer] != id) continue;
-        for (size_t u = 0; u < units_.size(); ++u) {
-          if (units_[u].layer != layer) continue;
-          append(steps_[u].send);
-          sent.push_back(&steps_[u]);
-          sum_all_but(static_cast<size_t>(delay_));
+    for (NodeId begin = 0, end = 0; begin < passes_; begin = end) {
+      const Node& first = g.nodes[begin];
+      while (end < passes_ && g.nodes[end].layer == first.layer && g.nodes[end].pass == first.pass)
+        ++end;
+      for (int32_t micro = 0; micro < static_cast<int32_t>(flags.size()); ++micro) {
+        for (NodeId id = begin; id < end; ++id) {
+          if (const auto gathers = gathers_.find(id); gathers != gathers_.end() && micro == 0)
+            append(gathers->second, 0, false);
+          visits.push_back({id, micro, flags[micro].accumulate});
+          if (!flags[micro].reduces) continue;
+          for (int32_t layer = g.layers + 1; layer >= 0; --layer) {
+            if (complete_after[layer] != id) continue;
+            for (size_t u = 0; u < units_.size(); ++u) {
+              if (units_[u].layer != layer) continue;
+              append(steps_[u].send, micro, false);
+              sent.push_back({&steps_[u], micro});
+              sum_all_but(static_cast<size_t>(schedule_.choice.reduce_delay));
+            }
+          }
         }
       }
     }
     sum_all_but(0);
-    return nodes;
+    return visits;
   }
 
   void add_micro_batch_stages() {
-    struct Flags {
-      bool accumulate, reduces, last_group, accumulate_reduced;
-      bool operator==(const Flags&) const = default;
-    };
-    const int32_t count = spec_.micro_batches, every = spec_.reduce_every;
-    const auto flags_of = [&](int32_t micro) {
-      const bool reduces = micro % every == every - 1;
-      return Flags{micro % every != 0, reduces, reduces && micro == count - 1,
-                   reduces && micro / every > 0};
+    const int32_t count = spec_.micro_batches, group = schedule_.choice.group;
+    const auto flags_from = [&](int32_t micro) {
+      std::vector<Flags> flags;
+      for (int32_t m = micro; m < micro + group; ++m) flags.push_back(flags_of(m));
+      return flags;
     };
     for (int32_t micro = 0; micro < count;) {
-      const Flags flags = flags_of(micro);
+      const std::vector<Flags> flags = flags_from(micro);
       Stage stage;
       stage.micro_base = micro;
-      while (micro < count && flags_of(micro) == flags) ++micro;
-      stage.trip = micro - stage.micro_base;
-      stage.accumulate = flags.accumulate;
-      stage.accumulate_reduced = flags.accumulate_reduced;
-      stage.nodes = micro_batch_nodes(flags.reduces, flags.last_group);
+      while (micro < count && flags_from(micro) == flags) micro += group;
+      stage.trip = (micro - stage.micro_base) / group;
+      stage.visits = micro_batch_visits(flags);
       const bool first = stage.micro_base == 0, last = micro == count;
       stage.name = first && last ? "only" : first ? "first" : last ? "last" : "steady";
       schedule_.stages.push_back(std::move(stage));
@@ -365,7 +402,7 @@ class TrainSchedule {
     Stage stage;
     stage.name = "update";
     const auto add = [&](Node node, int32_t layer) {
-      stage.nodes.push_back(add_node(std::move(node), Pass::update, layer));
+      stage.visits.push_back({add_node(std::move(node), Pass::update, layer)});
     };
     if (several_ranks()) add(scalar_exchange(), 0);
     Node norm = op_node("scalars.norm_finish", OpKind::norm_finish);
@@ -424,7 +461,8 @@ class TrainSchedule {
       node.attrs.beta2 = static_cast<float>(optimizer_.beta2);
       node.attrs.eps = static_cast<float>(optimizer_.eps);
       node.attrs.weight_decay = p.decay ? static_cast<float>(optimizer_.weight_decay) : 0.0f;
-      const Operand grad = own ? summed(piece.param, r) : range(p.grads[0], r.begin, r.count);
+      const Operand grad =
+          own ? summed(piece.param, r) : range(gathered_sums(piece.param), r.begin, r.count);
       const Operand param = p.shard == kNone ? range(p.param, r.begin, r.count)
                                              : range(p.shard, state_begin, r.count);
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
@@ -443,7 +481,6 @@ class TrainSchedule {
 
   OptimizerConfig optimizer_;
   ParallelSpec spec_;
-  int delay_;
   Schedule schedule_;
   NodeId passes_ = 0;                              // nodes before it are forward and backward ones
   std::map<NodeId, std::vector<NodeId>> gathers_;  // by the node that they go before
@@ -457,13 +494,33 @@ class TrainSchedule {
 
 }  // namespace
 
+std::vector<int32_t> group_choices(const ParallelSpec& spec) {
+  std::vector<int32_t> result;
+  for (int32_t group = 1; group <= spec.micro_batches; ++group)
+    if (spec.micro_batches % group == 0 &&
+        (group % spec.reduce_every == 0 || spec.reduce_every % group == 0))
+      result.push_back(group);
+  return result;
+}
+
 Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
-                              const ParallelSpec& spec, int reduce_delay) {
+                              const ParallelSpec& spec, const ScheduleChoice& choice) {
   if (spec.ranks < 1 || spec.rank < 0 || spec.rank >= spec.ranks || spec.micro_batches < 1 ||
       spec.reduce_every < 1 || spec.micro_batches % spec.reduce_every != 0)
     internal_error("rank {} of {}, {} micro-batches summed {} at a time is no valid layout",
                    spec.rank, spec.ranks, spec.micro_batches, spec.reduce_every);
-  return TrainSchedule(forward, optimizer, spec, reduce_delay).build();
+  const std::vector<int32_t> groups = group_choices(spec);
+  if (std::find(groups.begin(), groups.end(), choice.group) == groups.end())
+    internal_error("a group of {} does not go with {} micro-batches summed {} at a time",
+                   choice.group, spec.micro_batches, spec.reduce_every);
+  return TrainSchedule(forward, optimizer, spec, choice).build();
+}
+
+const Schedule& TrainSchedules::get(const ScheduleChoice& choice) const {
+  auto it = built_.find(choice);
+  if (it == built_.end())
+    it = built_.emplace(choice, build_train_schedule(forward_, optimizer_, spec_, choice)).first;
+  return it->second;
 }
 
 }  // namespace spillway

@@ -34,16 +34,17 @@ bool copy_fits(const PlanInput& input, const Lowered& lowered, const Schedule& t
 
 }  // namespace
 
-Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay) {
+Plan evaluate_placement(const PlanInput& input, const Placement& placement,
+                        const ScheduleChoice& schedule) {
   Plan plan;
+  const Schedule& train = input.train->get(schedule);
   plan.placement = placement;
-  for (const PlaceUnit& unit : place_units(*input.train[reduce_delay]))
+  for (const PlaceUnit& unit : place_units(train))
     plan.placement.where.try_emplace(unit.key, Where::device);
-  plan.reduce_delay = reduce_delay;
-  std::vector<const Schedule*> schedules = {input.train[reduce_delay]};
+  plan.schedule = schedule;
+  std::vector<const Schedule*> schedules = {&train};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
   plan.lowered = lower(schedules, placement, input.rules, input.staging_bytes);
-  const Schedule& train = *schedules[0];
   if (input.saves) add_save_programs(plan.lowered, train, copy_fits(input, plan.lowered, train));
   plan.layout = pack(plan.lowered.set);
   synchronise(plan.lowered.set, plan.layout);

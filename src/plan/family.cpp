@@ -34,7 +34,7 @@ double seconds_of(const Loads& loads) {
 class Recompute {
  public:
   explicit Recompute(const PlanInput& input)
-      : graph_(input.train[0]->graph),
+      : graph_(input.train->get({}).graph),
         producer_(graph_.tensors.size(), kNone),
         backward_(static_cast<size_t>(graph_.layers) + 2) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -111,7 +111,7 @@ class Path {
  public:
   Path(const SearchSpace& space, Recompute& recompute)
       : space_(space), input_(*space.input), recompute_(recompute) {
-    const Schedule& train = *input_.train[0];
+    const Schedule& train = input_.train->get({});
     micro_batches_ = train.spec.micro_batches;
     for (size_t n = 0; n < train.graph.nodes.size(); ++n) {
       const double seconds = recompute.node_seconds(static_cast<NodeId>(n));
@@ -182,7 +182,7 @@ class Path {
   std::vector<PlaceUnit> order(const Group& group) const {
     std::vector<PlaceUnit> units = group.units;
     if (group.kind != UnitKind::parameters && group.kind != UnitKind::gradients) return units;
-    const int32_t ends = input_.train[0]->graph.layers + 1;
+    const int32_t ends = input_.train->get({}).graph.layers + 1;
     std::stable_sort(units.begin(), units.end(), [&](const PlaceUnit& a, const PlaceUnit& b) {
       return std::abs(2 * a.key.second - ends) < std::abs(2 * b.key.second - ends);
     });
@@ -218,7 +218,7 @@ class Path {
     const double in = input_.profile.copy_seconds + bytes / input_.profile.h2d_bandwidth;
     const double out = input_.profile.copy_seconds + bytes / input_.profile.d2h_bandwidth;
     const int32_t slots = placement_.slots_of(unit.key.first), layer = unit.key.second;
-    const int32_t layers_above = input_.train[0]->graph.layers + 1 - layer;
+    const int32_t layers_above = input_.train->get({}).graph.layers + 1 - layer;
     const auto stall = [&](FluidPhase phase, double times, double seconds, int32_t layers) {
       const double hidden = std::min(slots, layers) * layer_seconds_[phase];
       loads[phase].compute += sign * times * std::max(0.0, seconds - hidden);
@@ -270,7 +270,7 @@ class Path {
   }
 
   int64_t device_bytes() const {
-    const int32_t blocks = input_.train[0]->graph.layers;
+    const int32_t blocks = input_.train->get({}).graph.layers;
     int64_t bytes = 0;
     struct Streamed {
       int64_t slot = 0;
@@ -315,7 +315,7 @@ void thin(const std::vector<Point>& points, int count, std::vector<Candidate>& f
   for (size_t p = 1; p < points.size(); ++p) {
     if (points[p].device > static_cast<double>(last) - step && points[p].device != least) continue;
     if (points[p].device >= last) continue;
-    family.push_back({points[p].placement, 1});
+    family.push_back({points[p].placement, {}});
     last = points[p].device;
   }
 }
@@ -324,7 +324,7 @@ void thin(const std::vector<Point>& points, int count, std::vector<Candidate>& f
 
 std::vector<Candidate> candidate_family(const SearchSpace& space, const Candidate& minimum,
                                         int count) {
-  std::vector<Candidate> family = {{space.base, 1}};
+  std::vector<Candidate> family = {{space.base, {}}};
   Recompute recompute(*space.input);
   using Allowed = std::function<bool(const Group&, Where)>;
   const auto path = [&](std::initializer_list<Allowed> phases, int points) {

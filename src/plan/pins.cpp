@@ -24,7 +24,7 @@ std::string list(const std::vector<std::string>& names) {
 }  // namespace
 
 Placement placement_of_pins(const PlanInput& input) {
-  const Schedule& train = *input.train[0];
+  const Schedule& train = input.train->get({});
   std::map<PlaceKey, PlaceUnit> units;
   std::vector<std::string> names;
   for (const PlaceUnit& unit : place_units(train)) {

@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "config/hardware.h"
+#include "parallel/build.h"
 #include "parallel/schedule.h"
 #include "program/placement.h"
 #include "program/stages.h"
@@ -22,9 +23,7 @@ inline WorkspaceRules workspace_rules(const HardwareProfile& profile, int thread
 }
 
 struct PlanInput {
-  // The train schedule with sums over ranks issued at once (0) and one layer later (1): the second
-  // overlaps communication and needs two slots where gradients are streamed.
-  const Schedule* train[2] = {nullptr, nullptr};
+  const TrainSchedules* train = nullptr;
   const Schedule* evaluate = nullptr;  // nullptr: no evaluation
   HardwareProfile profile;
   Budgets budgets;
@@ -47,7 +46,7 @@ struct TierUse {
 // A placement and the program it gives, packed and synchronised, with predicted times.
 struct Plan {
   Placement placement;
-  int reduce_delay = 1;
+  ScheduleChoice schedule;
   Lowered lowered;
   ArenaLayout layout;
   TierUse device, host;
@@ -64,7 +63,8 @@ struct PlanReport {
 };
 
 // Lowers, packs, synchronises and times one placement.
-Plan evaluate_placement(const PlanInput& input, const Placement& placement, int reduce_delay);
+Plan evaluate_placement(const PlanInput& input, const Placement& placement,
+                        const ScheduleChoice& schedule);
 
 // The fastest plan found that fits both budgets. Deterministic; more memory is never slower.
 // Throws bad_input for pins that name nothing in this model (nearest named) or contradict each
@@ -80,8 +80,8 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
 // Reads such text; `origin` names it in messages. Throws bad_input naming origin and key; a plan
 // for another config names both hashes.
 Placement placement_from_json(const std::string& text, const std::string& origin,
-                              const Schedule& train, const std::string& numerics_hash,
-                              int* reduce_delay);
+                              const TrainSchedules& train, const std::string& numerics_hash,
+                              ScheduleChoice* schedule);
 
 // The decision for every unit that the pins name , as make_plan uses them.
 Placement placement_of_pins(const PlanInput& input);

@@ -1,7 +1,10 @@
 // Plan files:
 //   { "format": "spillway plan 1", "numerics": HEX, "profile": NAME, "reduce_delay": 0 | 1,
-//     "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … } }
+//     "group": N, "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS": "device" | "host" |
+//     "recompute", … } }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -66,7 +69,8 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
   j["format"] = kFormat;
   j["numerics"] = numerics_hash;
   j["profile"] = profile_name;
-  j["reduce_delay"] = plan.reduce_delay;
+  j["reduce_delay"] = plan.schedule.reduce_delay;
+  j["group"] = plan.schedule.group;
   j["slots"] = nlohmann::ordered_json::object();
   for (const auto& [place, slots] : plan.placement.slots) j["slots"][place] = slots;
   j["place"] = nlohmann::ordered_json::object();
@@ -77,8 +81,8 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
 }
 
 Placement placement_from_json(const std::string& text, const std::string& origin,
-                              const Schedule& train, const std::string& numerics_hash,
-                              int* reduce_delay) {
+                              const TrainSchedules& schedules, const std::string& numerics_hash,
+                              ScheduleChoice* schedule) {
   nlohmann::json j;
   try {
     j = nlohmann::json::parse(text);
@@ -93,7 +97,13 @@ Placement placement_from_json(const std::string& text, const std::string& origin
     if (numerics != numerics_hash)
       bad_input("{}: the plan is for another config: its numerics are {}, this run's are {}",
                 origin, numerics, numerics_hash);
-    *reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
+    schedule->reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
+    const std::vector<int32_t> groups = group_choices(schedules.spec());
+    schedule->group = integer(j.at("group"), origin, "group", 1, groups.back());
+    if (std::find(groups.begin(), groups.end(), schedule->group) == groups.end())
+      bad_input("{}: group is {}, which does not go with this config; expected one of {}", origin,
+                schedule->group, fmt::join(groups, ", "));
+    const Schedule& train = schedules.get(*schedule);
     Placement placement;
     std::map<PlaceKey, PlaceUnit> units;
     std::vector<std::string> names;

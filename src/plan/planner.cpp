@@ -42,12 +42,12 @@ std::string size_at_least(int64_t bytes) {
 PlanReport make_plan(const PlanInput& input) {
   const SearchSpace space = search_space(input);
   const auto evaluate = [&](const Candidate& c) {
-    return evaluate_placement(input, c.placement, c.reduce_delay);
+    return evaluate_placement(input, c.placement, c.schedule);
   };
   PlanReport report;
   const Candidate minimum = least_device_memory(space);
   Plan least = evaluate(minimum);
-  report.plan = evaluate({space.base, 1});
+  report.plan = evaluate({space.base, {}});
   report.all_resident_device_bytes = report.plan.device.peak;
   report.all_resident_step_seconds = report.plan.step_seconds;
   report.device_minimum_bytes = least.device.peak;

@@ -11,9 +11,9 @@ namespace spillway {
 
 struct Candidate {
   Placement placement;  // of every unit
-  int reduce_delay = 1;
+  ScheduleChoice schedule;
   friend bool operator==(const Candidate& a, const Candidate& b) {
-    return a.reduce_delay == b.reduce_delay && a.placement.where == b.placement.where &&
+    return a.schedule == b.schedule && a.placement.where == b.placement.where &&
            a.placement.slots == b.placement.slots;
   }
 };

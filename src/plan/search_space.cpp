@@ -17,9 +17,9 @@ SearchSpace search_space(const PlanInput& input) {
   SearchSpace space;
   space.input = &input;
   space.base = placement_of_pins(input);
-  const Schedule& train = *input.train[0];
+  const Schedule& train = input.train->get({});
   space.several_ranks = train.spec.ranks > 1;
-  for (const Stage& stage : train.stages) space.nodes += static_cast<int64_t>(stage.nodes.size());
+  for (const Stage& stage : train.stages) space.nodes += static_cast<int64_t>(stage.visits.size());
   std::map<std::pair<std::string, int>, Group> groups;
   for (const PlaceUnit& unit : place_units(train)) {
     if (!space.base.where.try_emplace(unit.key, Where::device).second) continue;  // pinned
@@ -44,7 +44,7 @@ SearchSpace search_space(const PlanInput& input) {
 }
 
 Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
-  std::vector<const Schedule*> schedules = {input.train[candidate.reduce_delay]};
+  std::vector<const Schedule*> schedules = {&input.train->get(candidate.schedule)};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
   const Lowered lowered = lower(schedules, candidate.placement, input.rules, input.staging_bytes);
   const ArenaLayout layout = pack(lowered.set);

@@ -8,7 +8,7 @@
 namespace spillway {
 namespace {
 
-constexpr int32_t kInputSlots = 2;  // micro-batches of tokens on the device at once
+constexpr int32_t kInputSlots = 2;  // groups of micro-batches of tokens on the device at once
 
 bool shared_between_programs(Role role) {
   return role == Role::param || role == Role::master || role == Role::moment ||
@@ -61,9 +61,9 @@ class Lowering {
     return shared_between_programs(t.role) ? t.name : schedule().name + "." + t.name;
   }
 
-  BufferId tensor_buffer(TensorId id, Tier tier) {
+  BufferId tensor_buffer(TensorId id, Tier tier, int32_t micro = 0) {
     const Tensor& t = schedule().graph.tensors[id];
-    std::string name = qualified(t) + (tier == Tier::host ? " (host)" : "");
+    std::string name = qualified(t) + of_micro(micro) + (tier == Tier::host ? " (host)" : "");
     auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
     if (fresh) {
       it->second = add_buffer({.name = name,
@@ -75,6 +75,13 @@ class Lowering {
       if (t.role == Role::kv_cache) result_.kv_caches[t.name] = it->second;
     }
     return it->second;
+  }
+
+  static std::string of_micro(int32_t micro) {
+    return micro == 0 ? "" : " of micro-batch +" + std::to_string(micro);
+  }
+  Affine micro_batch(int32_t micro) const {  // of the step, by iteration
+    return {micro_base_ + micro, schedule().choice.group};
   }
 
   BufferId host_io(const std::string& name, int64_t bytes, int32_t versions) {
@@ -100,8 +107,8 @@ class Lowering {
     for (size_t s = 0; s < stages.size(); ++s) {
       const InstrId begin = static_cast<InstrId>(program_->instrs.size());
       lower_stage(stages[s], stages_[index][s], s == 0, s + 1 == stages.size());
-      program_->segments.push_back({stages[s].name, stages[s].trip, stages[s].micro_base, begin,
-                                    static_cast<InstrId>(program_->instrs.size())});
+      program_->segments.push_back(
+          {stages[s].name, stages[s].trip, begin, static_cast<InstrId>(program_->instrs.size())});
     }
   }
 
@@ -124,20 +131,20 @@ class Lowering {
     program_->instrs.push_back(std::move(i));
   }
 
-  void emit_use_copy(const Use& use, TensorId tensor, const Piece& piece, const Hull& range,
-                     bool fetch) {
+  void emit_use_copies(const Use& use, TensorId tensor, const Piece& piece, bool fetch) {
     const Tensor& t = schedule().graph.tensors[tensor];
     const int64_t size = size_of(t.dtype);
-    const Dims dims(range.count());
-    const ProgramOperand slot =
-        whole(ring_buffer_.at(use.ring), piece.offset + (range.begin - piece.range.begin) * size,
-              t.dtype, dims, slot_of(use));
-    const ProgramOperand home =
-        whole(tensor_buffer(tensor, Tier::host), range.begin * size, t.dtype, dims);
-    if (fetch)
-      emit_copy(Lane::h2d, "h2d " + t.name, home, slot);
-    else
-      emit_copy(Lane::d2h, "d2h " + t.name, slot, home);
+    for (const ElementRange& range : (fetch ? piece.fetch : piece.written).ranges()) {
+      const Dims dims(range.count());
+      const ProgramOperand slot = whole(ring_buffer_.at(use.ring), piece.offset_of(range, size),
+                                        t.dtype, dims, slot_of(use));
+      const ProgramOperand home =
+          whole(tensor_buffer(tensor, Tier::host, use.micro), range.begin * size, t.dtype, dims);
+      if (fetch)
+        emit_copy(Lane::h2d, "h2d " + t.name, home, slot);
+      else
+        emit_copy(Lane::d2h, "d2h " + t.name, slot, home);
+    }
   }
 
   Affine slot_of(const Use& use) const { return {use.index % rings_.at(use.ring).slots, 0}; }
@@ -151,10 +158,9 @@ class Lowering {
     p.dtype = t.dtype;
     p.dims = o.count < 0 ? t.dims : Dims(o.count);
     p.accumulate = o.accumulate;
-    int64_t base = 0;
     switch (store_of(schedule(), sequencers_[current_], instance)) {
       case Store::fixed:
-        p.buffer = tensor_buffer(instance.tensor, Tier::device);
+        p.buffer = tensor_buffer(instance.tensor, Tier::device, instance.micro);
         break;
       case Store::input: {
         const std::string name = schedule().name + "." + t.name;
@@ -164,17 +170,17 @@ class Lowering {
                                    .place = "batch",
                                    .scope = Scope::step,
                                    .bytes = t.bytes(),
-                                   .versions = kInputSlots});
+                                   .versions = kInputSlots * schedule().choice.group});
         p.buffer = it->second;
-        p.version = {micro_base_, 1};
+        p.version = micro_batch(instance.micro);
         break;
       }
       case Store::transient: {
         auto [it, fresh] = transient_.try_emplace(instance, -1);
         if (fresh)
           it->second = add_buffer(
-              {.name =
-                   schedule().name + "." + t.name + (instance.which == 1 ? " (recomputed)" : ""),
+              {.name = schedule().name + "." + t.name + of_micro(instance.micro) +
+                       (instance.which == 1 ? " (recomputed)" : ""),
                .place = t.place == "gradient_activations" ? t.place : std::string("transients"),
                .scope = Scope::iteration,
                .bytes = t.bytes(),
@@ -187,11 +193,13 @@ class Lowering {
         const Piece& piece = use.pieces.at(instance.tensor);
         p.buffer = ring_buffer_.at(use.ring);
         p.version = slot_of(use);
-        base = piece.offset - piece.range.begin * size_of(t.dtype);
-        break;
+        p.offset = p.dims.count() == 0
+                       ? 0
+                       : piece.offset_of({o.begin, o.begin + p.dims.count()}, size_of(t.dtype));
+        return p;
       }
     }
-    p.offset = base + o.begin * size_of(t.dtype);
+    p.offset = o.begin * size_of(t.dtype);
     return p;
   }
 
@@ -206,6 +214,7 @@ class Lowering {
     i.op = node.op;
     i.name = node.name;
     i.accumulate = item.accumulate;
+    i.micro = micro_batch(item.micro);
     for (size_t k = 0; k < item.in.size(); ++k)
       i.in.push_back(operand(item.in[k], node.in[k], plan.in_use[index][k], plan));
     for (size_t k = 0; k < item.out.size(); ++k)
@@ -252,7 +261,8 @@ class Lowering {
     const int32_t per_layer = 1 + items / (2 * (schedule().graph.layers + 2));
     std::vector<std::vector<int32_t>> before(items);
     std::map<std::string, std::vector<int32_t>> of_ring;
-    std::map<TensorId, int32_t> written_back;  // item after which the home holds this stage's value
+    // Item after which the home holds this stage's value, by tensor and micro-batch.
+    std::map<std::pair<TensorId, int32_t>, int32_t> written_back;
     for (size_t u = 0; u < plan.uses.size(); ++u) {
       const Use& use = plan.uses[u];
       const Ring& ring = rings_.at(use.ring);
@@ -263,9 +273,9 @@ class Lowering {
       bool fetch = false;
       for (const auto& [tensor, piece] : use.pieces) {
         fetch = fetch || (ring.has_home && !piece.fetch.empty());
-        if (auto it = written_back.find(tensor); it != written_back.end())
+        if (auto it = written_back.find({tensor, use.micro}); it != written_back.end())
           at = std::max(at, it->second + 1);
-        if (!piece.written.empty()) written_back[tensor] = piece.last_write;
+        if (!piece.written.empty()) written_back[{tensor, use.micro}] = piece.last_write;
       }
       uses.push_back(static_cast<int32_t>(u));
       if (!fetch) continue;
@@ -286,36 +296,35 @@ class Lowering {
           if (!piece.written.empty())
             after[piece.last_write].push_back({static_cast<int32_t>(u), tensor});
 
-    emit_inputs(stage, plan, first);
+    emit_inputs(plan, first);
     for (size_t p = 0; p < plan.items.size(); ++p) {
       for (const int32_t u : before[p])
         for (const auto& [tensor, piece] : plan.uses[u].pieces)
-          if (!piece.fetch.empty()) emit_use_copy(plan.uses[u], tensor, piece, piece.fetch, true);
+          emit_use_copies(plan.uses[u], tensor, piece, true);
       emit_item(plan, p);
       if (auto it = after.find(static_cast<int32_t>(p)); it != after.end())
         for (const auto& [u, tensor] : it->second)
-          emit_use_copy(plan.uses[u], tensor, plan.uses[u].pieces.at(tensor),
-                        plan.uses[u].pieces.at(tensor).written, false);
+          emit_use_copies(plan.uses[u], tensor, plan.uses[u].pieces.at(tensor), false);
     }
     if (last) emit_outputs(plan);
   }
 
-  void emit_inputs(const Stage& stage, const StagePlan& plan, bool first) {
+  void emit_inputs(const StagePlan& plan, bool first) {
     const Graph& g = schedule().graph;
-    std::set<TensorId> inputs;
+    std::set<Instance> inputs;
     bool scalars = false;
     for (const Item& item : plan.items)
       for (const Instance& i : item.in) {
-        if (g.tensors[i.tensor].role == Role::input) inputs.insert(i.tensor);
+        if (g.tensors[i.tensor].role == Role::input) inputs.insert({i.tensor, 0, i.micro});
       }
     for (const Tensor& t : g.tensors) scalars = scalars || t.name == "scalars";
-    for (const TensorId id : inputs) {
-      const Tensor& t = g.tensors[id];
-      const ProgramOperand device = operand({id, 0}, {id}, kNone, plan);
+    for (const Instance& input : inputs) {
+      const Tensor& t = g.tensors[input.tensor];
+      const ProgramOperand device = operand(input, {input.tensor}, kNone, plan);
       const BufferId host =
           host_io(schedule().name + "." + t.name, t.bytes(), schedule().spec.micro_batches);
-      emit_copy(Lane::h2d, "h2d " + t.name, whole(host, 0, t.dtype, t.dims, {stage.micro_base, 1}),
-                device);
+      emit_copy(Lane::h2d, "h2d " + t.name,
+                whole(host, 0, t.dtype, t.dims, micro_batch(input.micro)), device);
     }
     if (first && scalars) {
       const TensorId id = g.find("scalars");
@@ -399,7 +408,7 @@ std::vector<PlaceUnit> place_units(const Schedule& train) {
     PlaceUnit& unit = units[{t.place, t.layer}];
     if (unit.bytes == 0) unit.recomputable = activation;
     unit.key = {t.place, t.layer};
-    unit.bytes += t.bytes();
+    unit.bytes += t.bytes() * (activation ? train.choice.group : 1);
     unit.activation = activation;
     unit.recomputable = unit.recomputable && activation && !t.anchor;
   }

@@ -88,7 +88,7 @@ struct Instr {
   std::string name;    // "blk.3.qkv.forward", "h2d moments@3"
   int32_t attrs = -1;  // index into Program::attrs (ops)
   bool accumulate = false;
-  bool uses_micro = true;
+  Affine micro = {0, 0};                // the micro-batch it works for, by iteration
   std::vector<ProgramOperand> in, out;  // ops: in kernel order; copy: one in, one out, same bytes
   ProgramOperand workspace;  // buffer -1: none; of a save from the device: where it passes the host
   std::vector<ProgramTransfer> transfers;
@@ -99,11 +99,10 @@ struct Instr {
   float planned_us = 0;        // by the cost model; also the watchdog's unit
 };
 
-// Iterations 0 … trip-1 of instructions [begin, end); iteration i is micro-batch micro_base + i.
+// Iterations 0 … trip-1 of instructions [begin, end).
 struct Segment {
   std::string name;
   int32_t trip = 1;
-  int32_t micro_base = 0;
   InstrId begin = 0, end = 0;
 };
 

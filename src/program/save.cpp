@@ -17,7 +17,6 @@ void add_instr(Program& program, InstrKind kind, Lane lane, std::string name, Pr
   i.kind = kind;
   i.lane = lane;
   i.name = std::move(name);
-  i.uses_micro = false;
   i.access.push_back({in.buffer, in.version, in.offset, in.bytes(), false});
   i.in.push_back(std::move(in));
 }
@@ -96,7 +95,7 @@ void add_save_programs(Lowered& lowered, const Schedule& train, bool copied) {
   for (Program* program : {&snapshot, &save}) {
     if (program == &snapshot && !copied) continue;
     program->segments.push_back(
-        {program->name, 1, 0, 0, static_cast<InstrId>(program->instrs.size())});
+        {program->name, 1, 0, static_cast<InstrId>(program->instrs.size())});
     set.programs.push_back(std::move(*program));
   }
 }

@@ -34,6 +34,19 @@ Where Sequencer::where(TensorId t) const {
   return it == placement_.where.end() ? Where::device : it->second;
 }
 
+int32_t Sequencer::micro_of(TensorId t, int32_t micro) const {
+  switch (schedule_.graph.tensors[t].role) {
+    case Role::input:
+    case Role::activation:
+    case Role::staging:
+      return micro;
+    case Role::partial_grad:  // one for all micro-batches of a reduction
+      return micro / schedule_.spec.reduce_every;
+    default:
+      return 0;
+  }
+}
+
 namespace {
 
 Phase phase_of(Pass pass) {
@@ -54,16 +67,21 @@ Phase phase_of(Pass pass) {
 std::vector<Item> Sequencer::build(const Stage& stage) const {
   const Graph& g = schedule_.graph;
   std::vector<Item> items;
-  // Tensors that stand ready for the backward pass in their forward instance, or once recomputed.
+  // Tensors that stand ready for the backward pass in their forward instance, or once recomputed
+  // (by micro-batch).
   std::vector<bool> available(g.tensors.size(), false);
-  std::vector<bool> recomputed(g.tensors.size(), false);
+  std::vector<std::vector<bool>> recomputed_of(schedule_.choice.group,
+                                               std::vector<bool>(g.tensors.size(), false));
   for (size_t t = 0; t < g.tensors.size(); ++t)
     available[t] =
         producer_[t] == kNone || (saved_[t] && where(static_cast<TensorId>(t)) != Where::recompute);
 
-  const auto instance = [&](TensorId t) { return Instance{t, recomputed[t] ? 1 : 0}; };
+  const auto instance = [&](TensorId t, int32_t micro) {
+    return Instance{t, recomputed_of[micro][t] ? 1 : 0, micro_of(t, micro)};
+  };
 
-  std::function<void(TensorId)> materialise = [&](TensorId t) {
+  std::function<void(TensorId, int32_t)> materialise = [&](TensorId t, int32_t micro) {
+    std::vector<bool>& recomputed = recomputed_of[micro];
     if (available[t] || recomputed[t]) return;
     if (g.tensors[t].anchor)
       bad_input("place: '{}' is a block's input and cannot be recomputed; choose device or host",
@@ -71,12 +89,13 @@ std::vector<Item> Sequencer::build(const Stage& stage) const {
     std::vector<bool> exists(available);
     for (size_t i = 0; i < exists.size(); ++i) exists[i] = exists[i] || recomputed[i];
     Node node = recompute_node(g.nodes[producer_[t]], exists);
-    for (const Operand& o : node.in) materialise(o.tensor);
+    for (const Operand& o : node.in) materialise(o.tensor, micro);
     Item item;
     item.phase = Phase::backward;
-    for (const Operand& o : node.in) item.in.push_back(instance(o.tensor));
+    item.micro = micro;
+    for (const Operand& o : node.in) item.in.push_back(instance(o.tensor, micro));
     for (const Operand& o : node.out) {
-      item.out.push_back({o.tensor, 1});
+      item.out.push_back({o.tensor, 1, micro_of(o.tensor, micro)});
       if (!available[o.tensor]) recomputed[o.tensor] = true;
     }
     node.name += ".recompute";
@@ -84,19 +103,20 @@ std::vector<Item> Sequencer::build(const Stage& stage) const {
     items.push_back(std::move(item));
   };
 
-  for (const NodeId id : stage.nodes) {
-    const Node& node = g.nodes[id];
+  for (const Visit& visit : stage.visits) {
+    const Node& node = g.nodes[visit.node];
     Item item;
     item.phase = phase_of(node.pass);
+    item.micro = visit.micro;
+    item.accumulate = visit.accumulate;
     if (node.pass == Pass::backward)
-      for (const Operand& o : node.in) materialise(o.tensor);
-    item.accumulate = node.kind == NodeKind::op && node.op == OpKind::rank_sum
-                          ? stage.accumulate_reduced
-                          : stage.accumulate;
+      for (const Operand& o : node.in) materialise(o.tensor, visit.micro);
     const bool backward = item.phase == Phase::backward;
     for (const Operand& o : node.in)
-      item.in.push_back(backward ? instance(o.tensor) : Instance{o.tensor, 0});
-    for (const Operand& o : node.out) item.out.push_back({o.tensor, 0});
+      item.in.push_back(backward ? instance(o.tensor, visit.micro)
+                                 : Instance{o.tensor, 0, micro_of(o.tensor, visit.micro)});
+    for (const Operand& o : node.out)
+      item.out.push_back({o.tensor, 0, micro_of(o.tensor, visit.micro)});
     item.node = node;
     items.push_back(std::move(item));
   }

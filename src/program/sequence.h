@@ -13,9 +13,11 @@ namespace spillway {
 
 enum class Phase : uint8_t { forward, backward, update };
 
+// What one micro-batch of a group makes is another instance for each.
 struct Instance {
   TensorId tensor = kNone;
   int32_t which = 0;
+  int32_t micro = 0;  // of the group; 0 for what is not of one micro-batch
   friend auto operator<=>(const Instance&, const Instance&) = default;
 };
 
@@ -23,6 +25,7 @@ struct Item {
   Node node;
   std::vector<Instance> in, out;  // storage of each operand, aliases resolved
   Phase phase = Phase::forward;
+  int32_t micro = 0;        // of the group
   bool accumulate = false;  // of this instruction, decided by the stage
 };
 
@@ -35,6 +38,8 @@ class Sequencer {
   // Written by the forward pass and read by the backward pass.
   bool saved(TensorId t) const { return saved_[t]; }
   Where where(TensorId t) const;
+  // The micro-batch that a tensor's contents belong to, as Instance::micro counts.
+  int32_t micro_of(TensorId t, int32_t micro) const;
 
  private:
   const Schedule& schedule_;

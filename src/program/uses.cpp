@@ -5,15 +5,6 @@
 
 namespace spillway {
 
-void Hull::add(int64_t b, int64_t e) {
-  if (b >= e) return;
-  if (empty()) {
-    begin = b, end = e;
-  } else {
-    begin = std::min(begin, b), end = std::max(end, e);
-  }
-}
-
 Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Instance& instance) {
   const Tensor& t = schedule.graph.tensors[instance.tensor];
   switch (t.role) {
@@ -59,15 +50,17 @@ std::string ring_name(const Graph& g, const Tensor& t, Phase phase) {
   return t.place + (t.layer == 0 ? "/embedding" : "/head");
 }
 
-using UseKey = std::tuple<std::string, int32_t, int32_t, int32_t>;
+using UseKey = std::tuple<std::string, int32_t, int32_t, int32_t, int32_t>;
 
-UseKey key_of(const Graph& g, const Tensor& t, const Item& item) {
+UseKey key_of(const Graph& g, const Instance& instance, const Item& item) {
+  const Tensor& t = g.tensors[instance.tensor];
   const std::string ring = ring_name(g, t, item.phase);
-  const int32_t phase = static_cast<int32_t>(item.phase);
-  if (t.role == Role::staging) return {ring, item.node.unit, phase, 0};
-  if (t.role == Role::activation || t.role == Role::partial_grad) return {ring, t.layer, phase, 0};
-  if (item.phase == Phase::update) return {ring, item.node.unit, phase, 0};
-  return {ring, t.layer, phase, item.node.layer};
+  const int32_t phase = static_cast<int32_t>(item.phase), micro = instance.micro;
+  if (t.role == Role::staging) return {ring, item.node.unit, phase, 0, micro};
+  if (t.role == Role::activation || t.role == Role::partial_grad)
+    return {ring, t.layer, phase, 0, micro};
+  if (item.phase == Phase::update) return {ring, item.node.unit, phase, 0, micro};
+  return {ring, t.layer, phase, item.node.layer, micro};
 }
 
 std::string layer_label(const Graph& g, int32_t layer) {
@@ -76,7 +69,7 @@ std::string layer_label(const Graph& g, int32_t layer) {
   return std::to_string(layer - 1);
 }
 
-Hull range_of(const Tensor& t, const Operand& o) {
+ElementRange range_of(const Tensor& t, const Operand& o) {
   const int64_t count = o.count < 0 ? t.dims.count() : o.count;
   return {o.begin, o.begin + count};
 }
@@ -92,29 +85,25 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
                            bool write) -> int32_t {
       if (store_of(schedule, sequencer, instance) != Store::ring) return kNone;
       const Tensor& t = g.tensors[instance.tensor];
-      const UseKey key = key_of(g, t, item);
+      const UseKey key = key_of(g, instance, item);
       auto [it, fresh] = index.try_emplace(key, static_cast<int32_t>(plan.uses.size()));
       if (fresh) {
         Use use;
         use.ring = std::get<0>(key);
         use.label = t.place + "@" + layer_label(g, t.layer);
+        use.micro = instance.micro;
         use.first = p;
         plan.uses.push_back(std::move(use));
       }
       Use& use = plan.uses[it->second];
       use.last = p;
       Piece& piece = use.pieces[instance.tensor];
-      const Hull range = range_of(t, operand);
-      piece.range.add(range.begin, range.end);
-      if (read && !range.empty() && !piece.written.covers(range.begin, range.end))
-        piece.fetch.add(range.begin, range.end);
-      if (write && !range.empty()) {
-        // What lies between two written ranges is written back with them, so it must be there.
-        if (!piece.written.empty() && range.begin > piece.written.end)
-          piece.fetch.add(piece.written.end, range.begin);
-        if (!piece.written.empty() && range.end < piece.written.begin)
-          piece.fetch.add(range.end, piece.written.begin);
-        piece.written.add(range.begin, range.end);
+      RangeSet touched;
+      touched.add(range_of(t, operand));
+      piece.held.add(touched);
+      if (read) piece.fetch.add(touched.without(piece.written));
+      if (write && !touched.empty()) {
+        piece.written.add(touched);
         piece.last_write = p;
       }
       return it->second;
@@ -132,9 +121,11 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
   for (Use& use : plan.uses) {
     use.index = count[use.ring]++;
     for (auto& [tensor, piece] : use.pieces) {
-      piece.offset = use.slot_bytes;
-      const int64_t bytes = piece.range.count() * size_of(g.tensors[tensor].dtype);
-      use.slot_bytes = round_up(use.slot_bytes + bytes, 256);
+      for (const ElementRange& range : piece.held.ranges()) {
+        piece.offsets.push_back(use.slot_bytes);
+        const int64_t bytes = range.count() * size_of(g.tensors[tensor].dtype);
+        use.slot_bytes = round_up(use.slot_bytes + bytes, 256);
+      }
     }
   }
   return plan;
@@ -151,20 +142,20 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
         if (piece.written.empty() || role == Role::param || role == Role::master ||
             role == Role::moment || homeless(role))
           continue;
-        Hull needed;
+        RangeSet needed;
         for (size_t later = s; later < stages.size(); ++later) {
           // Earlier uses of the same stage read what an iteration before them left.
           const bool next_iteration = later == s && schedule.stages[s].trip > 1;
           if (role == Role::activation && later > s) break;
           for (const Use& other : stages[later].uses) {
-            if (later == s && other.first <= use.last && !next_iteration) continue;
+            if (other.micro != use.micro ||
+                (later == s && other.first <= use.last && !next_iteration))
+              continue;
             auto it = other.pieces.find(tensor);
-            if (it != other.pieces.end() && !it->second.fetch.empty())
-              needed.add(it->second.fetch.begin, it->second.fetch.end);
+            if (it != other.pieces.end()) needed.add(it->second.fetch);
           }
         }
-        piece.written.begin = std::max(piece.written.begin, needed.begin);
-        piece.written.end = std::min(piece.written.end, needed.end);
+        piece.written = piece.written.common(needed);
       }
     }
   }

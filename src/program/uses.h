@@ -9,29 +9,31 @@
 #include <string>
 #include <vector>
 
+#include "program/ranges.h"
 #include "program/sequence.h"
 
 namespace spillway {
 
-struct Hull {  // of element ranges; empty if begin >= end
-  int64_t begin = 0, end = 0;
-  bool empty() const { return begin >= end; }
-  int64_t count() const { return empty() ? 0 : end - begin; }
-  void add(int64_t b, int64_t e);
-  bool covers(int64_t b, int64_t e) const { return !empty() && begin <= b && e <= end; }
-};
-
+// Part of one tensor in a slot: its ranges stand one after the other, each at a multiple of 256
+// bytes.
 struct Piece {
-  Hull range;               // what of the tensor the slot holds
-  Hull fetch;               // read before written: copied in
-  Hull written;             // copied out, if needed later
-  int32_t last_write = -1;  // item
-  int64_t offset = 0;       // bytes into the slot
+  RangeSet held;                 // what of the tensor the slot holds
+  RangeSet fetch;                // read before written: copied in
+  RangeSet written;              // copied out, if needed later
+  int32_t last_write = -1;       // item
+  std::vector<int64_t> offsets;  // bytes into the slot, by range of `held`
+
+  // Bytes into the slot of element range.begin; `range` is held.
+  int64_t offset_of(ElementRange range, int64_t element_bytes) const {
+    const int32_t at = held.find(range);
+    return offsets[at] + (range.begin - held.ranges()[at].begin) * element_bytes;
+  }
 };
 
 struct Use {
   std::string ring;
   std::string label;            // for instruction names: "moments@3"
+  int32_t micro = 0;            // Instance::micro of its tensors
   int32_t first = 0, last = 0;  // items of the stage
   std::map<TensorId, Piece> pieces;
   int32_t index = 0;  // of the ring, within the stage

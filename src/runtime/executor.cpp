@@ -264,7 +264,7 @@ Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id,
       }
       args.attrs = &program.attrs[instr.attrs];
       args.accumulate = instr.accumulate;
-      args.micro = instr.uses_micro ? micro : 0;
+      args.micro = micro;
       return device_.launch(instr.lane, instr.op, args, &instr);
     }
     case InstrKind::copy:
@@ -311,7 +311,6 @@ void Executor::run(int index, int micro_override) {
   std::fill(last_ticket_.begin(), last_ticket_.end(), 0);
   for (const Segment& segment : program.segments) {
     for (int32_t i = 0; i < segment.trip; ++i) {
-      const int32_t micro = micro_override >= 0 ? micro_override : segment.micro_base + i;
       for (InstrId id = segment.begin; id < segment.end; ++id) {
         const Instr& instr = program.instrs[id];
         const int lane = static_cast<int>(instr.lane);
@@ -330,6 +329,8 @@ void Executor::run(int index, int micro_override) {
           if (instr.entry_waits >> l & 1) wait(static_cast<Lane>(l), program_end_[l]);
         auto wait_on = [&](InstrId on) { wait(program.instrs[on].lane, last_ticket_[on]); };
         for (const Wait& w : instr.waits) wait_on(w.on);
+        const int32_t micro =
+            micro_override >= 0 ? micro_override : instr.micro.base + instr.micro.step * i;
         Ticket ticket = issue(program, tables, id, i, micro, host_waits);
         // Whoever waits on this instruction then waits on the fill as well, so that the fill cannot
         // fall on what comes after.

@@ -97,11 +97,11 @@ ExitCode plan_command(const Config& config, const PlanOptions& options) {
   PlanReport report = make_plan(workload.input);
   if (!options.plan_file.empty()) {
     constexpr int64_t kLargestPlan = int64_t{64} << 20;
-    int delay = 1;
+    ScheduleChoice schedule;
     const Placement placement =
         placement_from_json(read_text(posix_file_system(), options.plan_file, kLargestPlan),
-                            options.plan_file, workload.train[0], workload.numerics, &delay);
-    report.plan = evaluate_placement(workload.input, placement, delay);
+                            options.plan_file, workload.train, workload.numerics, &schedule);
+    report.plan = evaluate_placement(workload.input, placement, schedule);
     report.fits = report.plan.device.peak <= workload.input.budgets.device &&
                   report.plan.host.peak <= workload.input.budgets.host;
   }

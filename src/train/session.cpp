@@ -88,11 +88,11 @@ void Session::make_device(Communicator& communicator, const SessionOptions& opti
 void Session::adopt_plan(bool made_here, const std::string& plan_file) {
   const PlanInput& input = workload_.input;
   if (made_here) return;
-  int delay = 1;
+  ScheduleChoice schedule;
   const Placement placement =
-      placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file, workload_.train[0],
-                          workload_.numerics, &delay);
-  report_.plan = evaluate_placement(input, placement, delay);
+      placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file, workload_.train,
+                          workload_.numerics, &schedule);
+  report_.plan = evaluate_placement(input, placement, schedule);
   report_.fits = report_.plan.device.peak <= input.budgets.device &&
                  report_.plan.host.peak <= input.budgets.host;
   if (report_.fits) return;

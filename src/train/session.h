@@ -33,7 +33,7 @@ class Session {
 
   const Workload& workload() const { return workload_; }
   const PlanReport& report() const { return report_; }
-  const Schedule& train_schedule() const { return workload_.train[report_.plan.reduce_delay]; }
+  const Schedule& train_schedule() const { return workload_.train.get(report_.plan.schedule); }
   const std::vector<Home>& homes() const { return report_.plan.lowered.homes; }
   Executor& executor() { return *executor_; }
   Device& device() { return *device_; }

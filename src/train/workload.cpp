@@ -23,8 +23,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
   GraphShape shape{config.train.micro_batch, context, spec.micro_batches, tokens_per_step};
   const Graph forward =
       build_model(config.model, config.train.precision, chunk, shape, GraphMode::train);
-  for (int delay = 0; delay < 2; ++delay)
-    train[delay] = build_train_schedule(forward, config.optimizer, spec, delay);
+  train = TrainSchedules(forward, config.optimizer, spec);
   shape.micro_batches = 1;
   ParallelSpec one_micro_batch = spec;
   one_micro_batch.micro_batches = 1;
@@ -32,8 +31,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
       "evaluate", build_model(config.model, config.train.precision, chunk, shape, GraphMode::train),
       one_micro_batch);
 
-  input.train[0] = &train[0];
-  input.train[1] = &train[1];
+  input.train = &train;
   const bool evaluates = config.train.eval_every > 0;
   input.evaluate = evaluates ? &evaluate : nullptr;
   input.profile = profile;

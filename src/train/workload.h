@@ -30,7 +30,8 @@ struct Workload {
   Config config;
   Topology topology;
   ParallelSpec spec;
-  Schedule train[2], evaluate;
+  TrainSchedules train;
+  Schedule evaluate;
   PlanInput input;
   double flops_per_token = 0;
   int64_t tokens_per_step = 0;  // over all ranks

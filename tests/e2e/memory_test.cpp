@@ -112,13 +112,13 @@ Outcome train_steps(const Job& job, const std::string& plan_text, int steps,
   return outcome;
 }
 
-std::string resident_plan(const Job& job) { return job.plan_text({}, 0); }
+std::string resident_plan(const Job& job) { return job.plan_text({}, {0}); }
 
 std::string pinned_plan(const Config& config, int ranks, const Pins& pins) {
   Config c = config;
   c.place = pins;
   const Job job(c, ranks);
-  return job.plan_text(placement_of_pins(job.front().input), 1);
+  return job.plan_text(placement_of_pins(job.front().input), {1});
 }
 
 const Pins kAllOnHost = {{"parameters", "host"}, {"moments", "host"},   {"gradients", "host"},
@@ -295,7 +295,7 @@ TEST(Saved, EachClassAloneSavesWhatItsShapesSay) {
   for (const Precision precision : {Precision::f32, Precision::bf16}) {
     const Config config = small_config(6, precision, 1);
     const Job job(config, 1);
-    const Plan resident = evaluate_placement(job.front().input, {}, 0);
+    const Plan resident = evaluate_placement(job.front().input, {}, {0});
     const Outcome expected = train_steps(job, resident_plan(job), 2);
     for (const auto& [name, bytes] : class_bytes(config)) {
       const std::string text = pinned_plan(config, 1, {{name, "host"}});

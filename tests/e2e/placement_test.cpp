@@ -68,14 +68,16 @@ Variant random_variant(std::mt19937_64& random) {
 
 struct Drawn {
   Placement placement;
-  int reduce_delay = 0;
+  ScheduleChoice schedule;
   std::string text;
 };
 
 Drawn random_placement(const Job& job, std::mt19937_64& random) {
   Drawn d;
-  d.reduce_delay = static_cast<int>(random() % 2);
-  const std::vector<PlaceUnit> units = place_units(job.front().train[d.reduce_delay]);
+  d.schedule.reduce_delay = static_cast<int>(random() % 2);
+  const std::vector<int32_t> groups = group_choices(job.front().spec);
+  d.schedule.group = groups[random() % groups.size()];
+  const std::vector<PlaceUnit> units = place_units(job.front().train.get(d.schedule));
   std::vector<std::string> classes;
   for (const PlaceUnit& unit : units)
     if (classes.empty() || classes.back() != unit.key.first) classes.push_back(unit.key.first);
@@ -275,7 +277,7 @@ TEST(Placement, NeverChangesABit) {
     };
 
     SessionOptions resident;
-    resident.plan_text = jobs[0]->plan_text({}, 0);
+    resident.plan_text = jobs[0]->plan_text({}, {0});
     Facts unused;
     const Outcome expected = run(*jobs[0], resident, unused);
     ASSERT_FALSE(unused.both_ways);
@@ -283,9 +285,10 @@ TEST(Placement, NeverChangesABit) {
       const uint64_t zero = random() % 4;
       const Drawn drawn = random_placement(*jobs[zero], random);
       SessionOptions options = chaos(random, counts);
-      options.plan_text = jobs[zero]->plan_text(drawn.placement, drawn.reduce_delay);
+      options.plan_text = jobs[zero]->plan_text(drawn.placement, drawn.schedule);
       check(*jobs[zero], options, expected,
-            fmt::format("ZeRO-{}, delay {}, {}", zero, drawn.reduce_delay, drawn.text));
+            fmt::format("ZeRO-{}, delay {}, groups of {}, {}", zero, drawn.schedule.reduce_delay,
+                        drawn.schedule.group, drawn.text));
       if (HasFailure()) return;
     }
 

@@ -73,11 +73,11 @@ struct Job {
   }
 
   // A plan file's text. Units that the placement leaves out stay on the device.
-  std::string plan_text(const Placement& placement, int reduce_delay) const {
+  std::string plan_text(const Placement& placement, const ScheduleChoice& schedule) const {
     Plan plan;
     plan.placement = placement;
-    plan.reduce_delay = reduce_delay;
-    for (const PlaceUnit& unit : place_units(front().train[reduce_delay]))
+    plan.schedule = schedule;
+    for (const PlaceUnit& unit : place_units(front().train.get(schedule)))
       plan.placement.where.try_emplace(unit.key, Where::device);
     return placement_to_json(plan, front().numerics, front().input.profile.name);
   }

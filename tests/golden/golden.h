@@ -151,7 +151,7 @@ inline Result run_golden(const Golden& golden, Precision precision, Interpreter:
   spec.micro_batches = spec.reduce_every = golden.micro_batches;
   const int64_t chunk = 13;  // the last chunk of logits is shorter
   const Graph forward = build_model(golden.model, precision, chunk, shape, GraphMode::train);
-  const Schedule schedule = build_train_schedule(forward, OptimizerConfig{}, spec, 0);
+  const Schedule schedule = build_train_schedule(forward, OptimizerConfig{}, spec, {0});
   std::vector<Interpreter> run;
   run.emplace_back(schedule, table, all_f64, threads);
   for (const Param& param : schedule.graph.params) {

@@ -36,7 +36,7 @@ class Interpreter {
   Interpreter(const Schedule& schedule, KernelTable table, bool all_f64, int threads = 1)
       : schedule_(schedule), table_(table), all_f64_(all_f64), threads_(threads) {
     const Graph& g = schedule_.graph;
-    storage_.resize(g.tensors.size());
+    storage_.resize(g.tensors.size() * schedule_.choice.group);
     root_.resize(g.tensors.size());
     for (size_t t = 0; t < g.tensors.size(); ++t) root_[t] = static_cast<TensorId>(t);
     for (const Node& node : g.nodes)
@@ -44,11 +44,17 @@ class Interpreter {
         root_[node.out[out].tensor] = root_[node.in[in].tensor];
     for (size_t t = 0; t < g.tensors.size(); ++t) {
       const int64_t bytes = g.tensors[t].dims.count() * size_of(dtype(static_cast<TensorId>(t)));
-      std::vector<uint64_t>& own = storage_[root_[t]];
       const size_t words = static_cast<size_t>(ceil_div(bytes, 64) * 8);
-      if (own.size() < words) own.assign(words, ~uint64_t{0});
+      for (micro_ = schedule_.choice.group; micro_-- > 0;) {
+        std::vector<uint64_t>& own = storage(static_cast<TensorId>(t));
+        if (own.size() < words) own.assign(words, ~uint64_t{0});
+      }
+      micro_ = 0;
     }
   }
+
+  // The micro-batch of the group whose inputs and activations are meant from here on.
+  void select(int32_t micro) { micro_ = micro; }
 
   Dtype dtype(TensorId id) const {
     const Dtype d = schedule_.graph.tensors[id].dtype;
@@ -61,7 +67,7 @@ class Interpreter {
   }
   template <class T>
   T* data(const std::string& name) {
-    return reinterpret_cast<T*>(storage_[root_[id(name)]].data());
+    return reinterpret_cast<T*>(storage(id(name)).data());
   }
 
   void set(const std::string& name, const std::vector<double>& values, int64_t begin = 0) {
@@ -152,14 +158,22 @@ class Interpreter {
 
  private:
   uint8_t* bytes_at(TensorId t, int64_t begin) {
-    return reinterpret_cast<uint8_t*>(storage_[root_[t]].data()) + begin * size_of(dtype(t));
+    return reinterpret_cast<uint8_t*>(storage(t).data()) + begin * size_of(dtype(t));
+  }
+  std::vector<uint64_t>& storage(TensorId t) {
+    const Role role = schedule_.graph.tensors[t].role;
+    int32_t copy = 0;
+    if (role == Role::input || role == Role::activation || role == Role::staging) copy = micro_;
+    if (role == Role::partial_grad) copy = micro_ / schedule_.spec.reduce_every;
+    return storage_[root_[t] * schedule_.choice.group + copy];
   }
 
   const Schedule& schedule_;
   KernelTable table_;
   bool all_f64_;
   int threads_;
-  std::vector<std::vector<uint64_t>> storage_;  // of alias roots
+  int32_t micro_ = 0;
+  std::vector<std::vector<uint64_t>> storage_;  // of alias roots, by micro-batch of the group
   std::vector<TensorId> root_;
 };
 
@@ -182,16 +196,21 @@ void run_step(std::vector<Interpreter>& ranks, const Load& load) {
       const Stage& stage = schedule.stages[at.stage];
       const bool update = stage.name == "update";
       for (; at.iteration < stage.trip; ++at.iteration, at.node = 0) {
-        const int32_t micro = stage.micro_base + at.iteration;
-        if (at.node == 0 && !update) load(static_cast<int>(rank), micro);
-        while (at.node < stage.nodes.size()) {
-          const Node& node = schedule.graph.nodes[stage.nodes[at.node++]];
+        const int32_t group = schedule.choice.group;
+        const int32_t base = stage.micro_base + at.iteration * group;
+        for (int32_t m = 0; m < group && at.node == 0 && !update; ++m) {
+          ranks[rank].select(m);
+          load(static_cast<int>(rank), base + m);
+        }
+        while (at.node < stage.visits.size()) {
+          const Visit& visit = stage.visits[at.node++];
+          const Node& node = schedule.graph.nodes[visit.node];
+          ranks[rank].select(visit.micro);
           if (node.kind == NodeKind::exchange) {
             at.exchange = &node;
             return;
           }
-          const bool sum = node.op == OpKind::rank_sum;
-          ranks[rank].run(node, sum ? stage.accumulate_reduced : stage.accumulate, micro);
+          ranks[rank].run(node, visit.accumulate, base + visit.micro);
         }
       }
     }

@@ -36,7 +36,7 @@ Built build(int layers, int ranks, int rank, int micro_batches, int zero, Precis
   const ParallelSpec spec = parallel_spec(c, rank, ranks, ranks);
   const GraphShape shape{2, 16, micro_batches, c.train.batch * 16};
   const Graph forward = build_model(c.model, precision, 8, shape, GraphMode::train);
-  return {build_train_schedule(forward, c.optimizer, spec, delay),
+  return {build_train_schedule(forward, c.optimizer, spec, {delay}),
           build_forward_schedule("evaluate", forward, spec)};
 }
 

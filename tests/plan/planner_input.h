@@ -13,7 +13,8 @@ namespace spillway {
 
 struct PlannerInput {
   Config config;
-  Schedule train[2], evaluate;
+  TrainSchedules train;
+  Schedule evaluate;
   PlanInput input;
 
   PlannerInput(const std::string& text, const std::vector<std::string>& overrides, int ranks = 1)
@@ -27,16 +28,14 @@ struct PlannerInput {
     GraphShape shape{config.train.micro_batch, config.model.context, spec.micro_batches, tokens};
     const Graph forward =
         build_model(config.model, config.train.precision, chunk, shape, GraphMode::train);
-    for (int delay = 0; delay < 2; ++delay)
-      train[delay] = build_train_schedule(forward, config.optimizer, spec, delay);
+    train = TrainSchedules(forward, config.optimizer, spec);
     shape.micro_batches = 1;
     ParallelSpec one = spec;
     one.micro_batches = 1;
     evaluate = build_forward_schedule(
         "evaluate",
         build_model(config.model, config.train.precision, chunk, shape, GraphMode::train), one);
-    input.train[0] = &train[0];
-    input.train[1] = &train[1];
+    input.train = &train;
     input.evaluate = config.train.eval_every > 0 ? &evaluate : nullptr;
     input.profile = load_profile(config.hardware);
     input.budgets = {int64_t{1} << 60, int64_t{1} << 60};

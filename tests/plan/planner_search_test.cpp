@@ -131,8 +131,8 @@ TEST(Planner, NoPlacementFarBelowTheMinimum) {
     int64_t slot = 0;
     for (const Buffer& b : r.plan.lowered.set.buffers)
       if (b.name.starts_with("ring ")) slot = std::max(slot, b.bytes);
-    std::vector<PlaceUnit> units = place_units(p.train[0]);
-    Candidate c{r.plan.placement, 0};
+    std::vector<PlaceUnit> units = place_units(p.train.get({}));
+    Candidate c{r.plan.placement, {0}};
     const auto try_it = [&] {
       const Peaks peaks = peaks_of(p.input, c);
       EXPECT_GE(peaks.device, r.device_minimum_bytes - slot);
@@ -187,7 +187,7 @@ TEST(Planner, NoPlacementOfTheFreeUnitsBelowTheMinimum) {
     const int layers = 1 + instance % 2;
     PlannerInput p(instance % 4 < 2 ? gpt2(layers, 64, "2GB/s", 4, 2) : llama(layers, "bf16", 8),
                    {}, instance % 3 == 0 ? 2 : 1);
-    std::vector<PlaceUnit> units = place_units(p.train[0]);
+    std::vector<PlaceUnit> units = place_units(p.train.get({}));
     std::shuffle(units.begin(), units.end(), rng);
     size_t free = 0, placements = 1;
     for (; free < units.size(); ++free) {
@@ -201,7 +201,7 @@ TEST(Planner, NoPlacementOfTheFreeUnitsBelowTheMinimum) {
       p.input.pins.emplace_back(pin_of(units[u].key, layers), names[where]);
     }
     const PlanReport r = p.plan(0);
-    Candidate c{r.plan.placement, p.input.train[0]->spec.ranks > 1 ? 0 : 1};
+    Candidate c{r.plan.placement, {p.train.spec().ranks > 1 ? 0 : 1}};
     int64_t best = std::numeric_limits<int64_t>::max();
     for (size_t index = 0; index < placements; ++index) {
       size_t digits = index;

@@ -119,7 +119,7 @@ TEST(Classes, FreeTheirBytes) {
   const int64_t resident = p.plan(kPlenty).plan.device.peak;
   for (const Case& c : cases) {
     p.input.pins = streamed(c.place);
-    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), 1);
+    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), {1});
     EXPECT_EQ(plan.device.peak, resident - c.freed + 2 * c.slot) << c.place;
   }
   // What outlives a micro-batch: tensor by tensor, from the shapes; the rings as they were made.
@@ -137,7 +137,7 @@ TEST(Classes, FreeTheirBytes) {
       {"parameters", total(2, 4)}};
   for (const auto& [place, bytes] : persistent) {
     p.input.pins = streamed(place);
-    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), 1);
+    const Plan plan = evaluate_placement(p.input, placement_of_pins(p.input), {1});
     int64_t rings = 0;
     for (const Buffer& b : plan.lowered.set.buffers)
       if (b.name.starts_with("ring ")) rings += rounded(b.bytes) * b.versions;
@@ -155,12 +155,12 @@ TEST(PlanFile, RoundTrip) {
                              (all.all_resident_device_bytes - all.device_minimum_bytes) * k / 5)
                           .plan;
     const std::string text = placement_to_json(plan, "abc", "cpu");
-    int delay = -1;
-    const Placement back = placement_from_json(text, "plan.json", p.train[0], "abc", &delay);
+    ScheduleChoice schedule;
+    const Placement back = placement_from_json(text, "plan.json", p.train, "abc", &schedule);
     EXPECT_EQ(back.where, plan.placement.where);
     EXPECT_EQ(back.slots, plan.placement.slots);
-    EXPECT_EQ(delay, plan.reduce_delay);
-    const Plan again = evaluate_placement(p.input, back, delay);
+    EXPECT_EQ(schedule, plan.schedule);
+    const Plan again = evaluate_placement(p.input, back, schedule);
     EXPECT_EQ(program_hash(again.lowered.set, again.layout),
               program_hash(plan.lowered.set, plan.layout));
   }
@@ -170,9 +170,9 @@ TEST(PlanFile, Errors) {
   PlannerInput p(kLlama, {});
   const std::string good = placement_to_json(p.plan(0).plan, "abc", "cpu");
   const auto error = [&](const std::string& text, const std::string& numerics = "abc") {
-    int delay = 0;
+    ScheduleChoice schedule;
     const std::string message =
-        error_of([&] { placement_from_json(text, "plan.json", p.train[0], numerics, &delay); });
+        error_of([&] { placement_from_json(text, "plan.json", p.train, numerics, &schedule); });
     EXPECT_TRUE(message.starts_with("plan.json: ")) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
     return message;
@@ -194,6 +194,8 @@ TEST(PlanFile, Errors) {
   has(changed([](auto& j) { j.erase("numerics"); }), "numerics");
   has(changed([](auto& j) { j["reduce_delay"] = 2; }), "reduce_delay");
   has(changed([](auto& j) { j["reduce_delay"] = true; }), "reduce_delay");
+  has(changed([](auto& j) { j["group"] = 0; }), "group");
+  has(changed([](auto& j) { j.erase("group"); }), "group");
   has(changed([](auto& j) { j["slots"]["qkv"] = 0; }), "slots.qkv");
   has(changed([](auto& j) { j["slots"]["qkv"] = 1.5; }), "slots.qkv");
   has(changed([](auto& j) { j["slots"]["qkv"] = 4294967297; }), "slots.qkv");

@@ -24,7 +24,7 @@ struct Shape {
   int64_t hidden = 32;
   Family family = Family::llama;
   Precision precision = Precision::f32;
-  int reduce_delay = 1;
+  int32_t reduce_delay = 1, group = 1;
   Saves saves = Saves::none;
 };
 
@@ -58,7 +58,8 @@ Built build(const Shape& s, int rank, uint64_t seed) {
   const ParallelSpec spec = parallel_spec(c, rank, s.ranks, s.ranks);
   const GraphShape shape{2, c.model.context, s.micro_batches, c.train.batch * c.model.context};
   const Graph forward = build_model(c.model, c.train.precision, 8, shape, GraphMode::train);
-  const Schedule train = build_train_schedule(forward, c.optimizer, spec, s.reduce_delay);
+  const Schedule train =
+      build_train_schedule(forward, c.optimizer, spec, {s.reduce_delay, s.group});
   const Schedule evaluate = build_forward_schedule("evaluate", forward, spec);
   std::mt19937_64 random(seed);
   Placement placement;
@@ -90,6 +91,9 @@ Shape random_shape(std::mt19937_64& random) {
   s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
   s.reduce_delay = random() % 2;
   s.saves = static_cast<Saves>(random() % 3);
+  // Ranks are summed once a step.
+  do s.group = 1 + random() % s.micro_batches;
+  while (s.micro_batches % s.group != 0);
   return s;
 }
 
@@ -155,6 +159,7 @@ TEST(VerifyLowered, MutationsAreJudgedLikeTheOracle) {
     s.layers = 2;
     s.hidden = 16;
     s.micro_batches = 1 + random() % 3;
+    s.group = random() % 2 ? s.micro_batches : 1;
     const Built base = build(s, random() % s.ranks, random());
     ASSERT_EQ(oracle::Judge(base.set, base.layout, {}).verdict(), "") << "seed " << seed;
     for (int k = 0; k < 15; ++k) {

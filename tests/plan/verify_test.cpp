@@ -69,7 +69,7 @@ Case streamed() {
   p.instrs[1].waits = {{0}, {2}};
   p.instrs[1].entry_waits = 1u << static_cast<int>(Lane::d2h);
   p.instrs[2].waits = {{1}};
-  p.segments.push_back({"all", 5, 0, 0, 3});
+  p.segments.push_back({"all", 5, 0, 3});
   c.set.programs.push_back(p);
   return c;
 }
@@ -182,7 +182,7 @@ Program rank_program(std::vector<Instr> instrs, int trip = 1) {
   Program p;
   p.name = "train";
   p.instrs = std::move(instrs);
-  p.segments.push_back({"all", trip, 0, 0, static_cast<InstrId>(p.instrs.size())});
+  p.segments.push_back({"all", trip, 0, static_cast<InstrId>(p.instrs.size())});
   return p;
 }
 

@@ -32,12 +32,13 @@ ModelConfig tiny(Family family) {
 
 struct Layout {
   Family family = Family::gpt2;
-  int ranks = 1, micro_batches = 1, reduce_every = 1, zero = 0, delay = 0;
+  int ranks = 1, micro_batches = 1, reduce_every = 1, zero = 0, delay = 0, group = 1;
   Precision precision = Precision::bf16;
   std::string text() const {
     return "ranks " + std::to_string(ranks) + " micro-batches " + std::to_string(micro_batches) +
            " every " + std::to_string(reduce_every) + " zero " + std::to_string(zero) + " delay " +
-           std::to_string(delay) + (family == Family::gpt2 ? " gpt2" : " llama");
+           std::to_string(delay) + " group " + std::to_string(group) +
+           (family == Family::gpt2 ? " gpt2" : " llama");
   }
 };
 
@@ -49,8 +50,9 @@ std::vector<Layout> layouts() {
         for (int every : {1, 2, 4})
           for (int zero : {0, 1, 2, 3})
             for (int delay : {0, 1})
-              if (every <= micro_batches)
-                result.push_back({family, ranks, micro_batches, every, zero, delay});
+              for (int group : {1, 2, 4})
+                if (every <= micro_batches && group <= micro_batches)
+                  result.push_back({family, ranks, micro_batches, every, zero, delay, group});
   return result;
 }
 
@@ -70,7 +72,7 @@ std::vector<Schedule> schedules(const Layout& l) {
     spec.micro_batches = l.micro_batches;
     spec.reduce_every = l.reduce_every;
     spec.tree = 2;
-    result.push_back(build_train_schedule(forward, OptimizerConfig{}, spec, l.delay));
+    result.push_back(build_train_schedule(forward, OptimizerConfig{}, spec, {l.delay, l.group}));
   }
   return result;
 }
@@ -109,14 +111,21 @@ TEST(ScheduleTest, StagesCoverTheMicroBatches) {
       const Stage& stage = s.stages[i];
       EXPECT_EQ(stage.micro_base, micro);
       EXPECT_GE(stage.trip, 1);
-      for (int k = 0; k < stage.trip; ++k, ++micro)
-        EXPECT_EQ(stage.accumulate, micro % l.reduce_every != 0);
+      for (int k = 0; k < stage.trip; ++k, micro += l.group)
+        for (const Visit& visit : stage.visits) {
+          ASSERT_LT(visit.micro, l.group);
+          const Node& node = s.graph.nodes[visit.node];
+          if (node.kind == NodeKind::op &&
+              (node.pass == Pass::forward || node.pass == Pass::backward)) {
+            EXPECT_EQ(visit.accumulate, (micro + visit.micro) % l.reduce_every != 0);
+          }
+        }
     }
     EXPECT_EQ(micro, l.micro_batches);
     EXPECT_EQ(s.stages.back().name, "update");
     EXPECT_EQ(s.stages.back().trip, 1);
-    EXPECT_EQ(s.stages[0].name, l.micro_batches == 1 ? "only" : "first");
-    if (l.reduce_every == l.micro_batches) {
+    EXPECT_EQ(s.stages[0].name, l.micro_batches == l.group ? "only" : "first");
+    if (l.reduce_every == l.micro_batches && l.group == 1) {
       EXPECT_EQ(s.stages.size(), std::min<size_t>(l.micro_batches, 3) + 1);
     }
   }
@@ -134,9 +143,9 @@ TEST(ScheduleTest, ExchangesMatchAcrossRanks) {
       for (size_t i = 0; i < all[rank].stages.size(); ++i) {
         const Stage &stage = all[rank].stages[i], &first = all[0].stages[i];
         EXPECT_EQ(stage.trip, first.trip);
-        for (NodeId id : stage.nodes)
-          if (all[rank].graph.nodes[id].kind == NodeKind::exchange)
-            exchanges[rank].push_back(&all[rank].graph.nodes[id]);
+        for (const Visit& visit : stage.visits)
+          if (all[rank].graph.nodes[visit.node].kind == NodeKind::exchange)
+            exchanges[rank].push_back(&all[rank].graph.nodes[visit.node]);
       }
       // The same tensors of the same sizes, so that one placement serves all ranks.
       ASSERT_EQ(all[rank].graph.tensors.size(), all[0].graph.tensors.size());
@@ -194,8 +203,8 @@ TEST(ScheduleTest, GatheredParametersAreWholeBeforeTheyAreRead) {
       const Graph& g = s.graph;
       for (const Stage& stage : s.stages) {
         std::map<std::pair<Pass, int32_t>, Coverage> there;
-        for (const NodeId id : stage.nodes) {
-          const Node& node = g.nodes[id];
+        for (const Visit& visit : stage.visits) {
+          const Node& node = g.nodes[visit.node];
           Coverage& covered = there.try_emplace({node.pass, node.layer}, g).first->second;
           for (const Operand& in : node.in) {
             if (g.tensors[in.tensor].role != Role::gathered) continue;
@@ -217,14 +226,15 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
     const std::vector<Schedule> all = schedules(l);
     const Graph& g = all[0].graph;
     const bool sums = l.ranks > 1 || l.reduce_every < l.micro_batches;
-    const bool short_lived = l.ranks > 1 && l.zero >= 2 && l.reduce_every == 1;
+    const bool short_lived =
+        l.group % l.reduce_every == 0 && (l.group > l.reduce_every || (l.ranks > 1 && l.zero >= 2));
     Coverage updated(g), known(g), partials(g);
     std::map<size_t, Coverage> summed;
     for (size_t rank = 0; rank < all.size(); ++rank) {
       const Schedule& s = all[rank];
       for (size_t i = 0; i < s.stages.size(); ++i) {
-        for (NodeId id : s.stages[i].nodes) {
-          const Node& node = s.graph.nodes[id];
+        for (const Visit& visit : s.stages[i].visits) {
+          const Node& node = s.graph.nodes[visit.node];
           if (node.kind == NodeKind::op && node.op == OpKind::rank_sum) {
             summed.try_emplace(i, g).first->second.add(node.in[0]);
             EXPECT_EQ(node.attrs.ranks, l.ranks);
@@ -243,16 +253,15 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
     int groups = 0;
     for (size_t i = 0; i + 1 < all[0].stages.size(); ++i) {
       const Stage& stage = all[0].stages[i];
-      const int last = stage.micro_base + stage.trip - 1;
-      if ((last + 1) % l.reduce_every != 0) {
-        EXPECT_FALSE(summed.contains(i));
-        continue;
-      }
-      groups += stage.trip;
-      EXPECT_EQ(summed.contains(i), sums);
-      if (!sums) continue;
+      const int micro_batches = stage.trip * l.group, end = stage.micro_base + micro_batches;
+      // Reductions that end in one iteration.
+      const int reductions =
+          (stage.micro_base + l.group) / l.reduce_every - stage.micro_base / l.reduce_every;
+      groups += end / l.reduce_every - stage.micro_base / l.reduce_every;
+      EXPECT_EQ(summed.contains(i), sums && reductions > 0);
+      if (!summed.contains(i)) continue;
       for (const Param& p : g.params)
-        EXPECT_TRUE(summed.at(i).all_are(p.grads[0], 1)) << g.tensors[p.param].name;
+        EXPECT_TRUE(summed.at(i).all_are(p.grads[0], reductions)) << g.tensors[p.param].name;
     }
     EXPECT_EQ(groups, l.micro_batches / l.reduce_every);
     EXPECT_TRUE(partials.all_are(g.find("norm_partials"), 1));
@@ -305,14 +314,14 @@ TEST(ScheduleTest, DelayLeavesRoomForTheExchange) {
   int64_t with_work_between = 0;
   const Stage& stage = s.stages[0];
   std::map<TensorId, size_t> staged;
-  for (size_t i = 0; i < stage.nodes.size(); ++i) {
-    const Node& node = s.graph.nodes[stage.nodes[i]];
+  for (size_t i = 0; i < stage.visits.size(); ++i) {
+    const Node& node = s.graph.nodes[stage.visits[i].node];
     if (node.kind == NodeKind::exchange) {
       for (const Operand& out : node.out) staged[out.tensor] = i;
     } else if (node.op == OpKind::rank_sum) {
       bool backward = false;
       for (size_t k = staged.at(node.in[1].tensor); k < i; ++k)
-        backward |= s.graph.nodes[stage.nodes[k]].pass == Pass::backward;
+        backward |= s.graph.nodes[stage.visits[k].node].pass == Pass::backward;
       with_work_between += backward && node.layer <= s.graph.layers && node.layer > 0;
     }
   }
@@ -378,9 +387,10 @@ Trained train(const Layout& l, int steps) {
   return result;
 }
 
-TEST(ScheduleNumbersTest, ZeroStagesAndDelaysGiveTheSameBitsOnAllRanks) {
+TEST(ScheduleNumbersTest, ZeroStagesDelaysAndGroupsGiveTheSameBitsOnAllRanks) {
   for (Layout l : layouts()) {
-    if (l.ranks == 1 || l.zero != 0 || l.delay != 0) continue;
+    if (l.zero != 0 || l.delay != 0 || l.group != 1) continue;
+    const int micro_batches = l.micro_batches;
     SCOPED_TRACE(l.text());
     const Trained base = train(l, 2);
     for (const auto& [key, values] : base.state) {
@@ -388,15 +398,18 @@ TEST(ScheduleNumbersTest, ZeroStagesAndDelaysGiveTheSameBitsOnAllRanks) {
       for (double v : values) ASSERT_TRUE(std::isfinite(v)) << key;
     }
     for (const auto& [zero, delay] :
-         {std::pair{0, 1}, std::pair{1, 0}, std::pair{1, 1}, std::pair{2, 0}, std::pair{2, 1},
-          std::pair{3, 0}, std::pair{3, 1}}) {
-      l.zero = zero;
-      l.delay = delay;
-      SCOPED_TRACE(l.text());
-      const Trained other = train(l, 2);
-      EXPECT_EQ(other.losses, base.losses);
-      EXPECT_EQ(other.norms, base.norms);
-      for (const auto& [key, values] : base.state) EXPECT_EQ(values, other.state.at(key)) << key;
+         {std::pair{0, 0}, std::pair{0, 1}, std::pair{1, 0}, std::pair{1, 1}, std::pair{2, 0},
+          std::pair{2, 1}, std::pair{3, 0}, std::pair{3, 1}}) {
+      for (int group = 1; group <= micro_batches; group *= 2) {
+        l.zero = zero;
+        l.delay = delay;
+        l.group = group;
+        SCOPED_TRACE(l.text());
+        const Trained other = train(l, 2);
+        EXPECT_EQ(other.losses, base.losses);
+        EXPECT_EQ(other.norms, base.norms);
+        for (const auto& [key, values] : base.state) EXPECT_EQ(values, other.state.at(key)) << key;
+      }
     }
   }
 }

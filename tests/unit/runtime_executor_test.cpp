@@ -129,7 +129,6 @@ Toy random_toy(uint64_t seed) {
     for (int s = 0; s < 1 + pick(3); ++s) {
       Segment segment;
       segment.trip = pick(6);
-      segment.micro_base = pick(4);
       segment.begin = static_cast<InstrId>(program.instrs.size());
       for (int n = 1 + pick(8); n > 0; --n) {
         auto any = [&](const std::vector<BufferId>& from) {
@@ -143,7 +142,7 @@ Toy random_toy(uint64_t seed) {
         } else {
           Instr i = op({any(device), any(device)}, any(device));
           i.accumulate = pick(2);
-          i.uses_micro = pick(2);
+          i.micro = {pick(4), pick(3)};
           program.instrs.push_back(i);
         }
       }
@@ -185,7 +184,7 @@ struct Interpreter {
           args.out[args.out_count++] = {at(instr.out[0], i), Dtype::f32, Dims(kCount)};
           args.attrs = &program.attrs[0];
           args.accumulate = instr.accumulate;
-          args.micro = !instr.uses_micro ? 0 : override >= 0 ? override : segment.micro_base + i;
+          args.micro = override >= 0 ? override : instr.micro.base + instr.micro.step * i;
           mix(args);
         }
   }
@@ -272,7 +271,7 @@ Toy ping_pong(int trip) {
   program.instrs[0].waits = {{1}};
   program.instrs[0].entry_waits = 1 << static_cast<int>(Lane::compute);
   program.instrs[1].waits = {{0}};
-  program.segments = {{"all", trip, 0, 0, 2}};
+  program.segments = {{"all", trip, 0, 2}};
   toy.set.programs = {program};
   return toy;
 }
@@ -318,7 +317,7 @@ TEST(Executor, ExchangePartsFollowTheVersions) {
   program.name = "exchanges";
   program.instrs = {instr};
   for (int trip : {1, 4, 13}) {
-    program.segments = {{"all", trip, 0, 0, 1}};
+    program.segments = {{"all", trip, 0, 1}};
     toy.set.programs = {program};
     Recorder device;
     Executor executor(toy.set, toy.layout, device);
@@ -360,7 +359,7 @@ TEST(Executor, PoisonFillsDeadBuffersAndOnlyThose) {
   program.instrs = {copy(Lane::h2d, operand(host), operand(dead, {0, 1})),
                     op({operand(dead, {0, 1}), operand(carried)}, operand(result)),
                     op({operand(result)}, operand(carried))};
-  program.segments = {{"all", 3, 0, 0, 3}};
+  program.segments = {{"all", 3, 0, 3}};
   toy.set.programs = {program};
   synchronise_amply(toy.set);
   float plain = 0;
