@@ -4,7 +4,7 @@
 # --without torch     leaves out what compares with PyTorch (a download of some hundred MB)
 # --without tmpfs     leaves out the test of a full disk (mounting needs root)
 # --without sanitizers  leaves out the builds with ASan, UBSan and TSan
-# --without fuzz      leaves out the fuzzing of config and token files
+# --without fuzz      leaves out the fuzzing of configs, token files and checkpoints
 # --long              longer campaigns of the random tests
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -13,7 +13,7 @@ if ! command -v clang++ >/dev/null || ! ls /usr/lib/llvm-*/lib/clang/*/lib/linux
 fi
 cmake -G Ninja -B build-fuzz -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
   -DSPILLWAY_FUZZ=ON -DSPILLWAY_OWN_THREADS=ON >/dev/null
-targets=(config_fuzz tokens_fuzz)
+targets=(config_fuzz tokens_fuzz manifest_fuzz safetensors_fuzz)
 cmake --build build-fuzz --target "${targets[@]}"
 for target in "${targets[@]}"; do
   corpus=tests/fuzz/corpus/${target%_fuzz}

@@ -1,5 +1,9 @@
 #include "telemetry/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -34,19 +38,58 @@ std::string to_json_line(const StepMetrics& m) {
   return row.dump();
 }
 
+namespace {
+
+// Bytes up to the last end of a row: a machine that stopped may have left a row in part.
+int64_t whole_rows(int fd) {
+  char piece[4096];
+  for (int64_t end = lseek(fd, 0, SEEK_END); end > 0;) {
+    const int64_t begin = std::max<int64_t>(0, end - static_cast<int64_t>(sizeof piece));
+    const ssize_t n = pread(fd, piece, static_cast<size_t>(end - begin), begin);
+    if (n <= 0) return end;
+    for (int64_t i = n; i > 0; --i)
+      if (piece[i - 1] == '\n') return begin + i;
+    end = begin;
+  }
+  return 0;
+}
+
+}  // namespace
+
 MetricsFile::MetricsFile(const std::string& path) : path_(path) {
-  file_ = std::fopen(path.c_str(), "a");
-  if (file_ == nullptr) bad_input("{}: cannot be opened for writing: {}", path, strerror(errno));
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd_ < 0) bad_input("{}: cannot be opened for writing: {}", path, strerror(errno));
+  size_ = whole_rows(fd_);
+  if (lseek(fd_, 0, SEEK_END) != size_ && ftruncate(fd_, size_) != 0)
+    bad_input("{}: its last row cannot be removed: {}", path, strerror(errno));
 }
 
-MetricsFile::~MetricsFile() {
-  if (file_ != nullptr) std::fclose(file_);
-}
+MetricsFile::~MetricsFile() { close(fd_); }
 
-void MetricsFile::append(const StepMetrics& metrics) {
-  const std::string line = to_json_line(metrics) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-    fail(ExitCode::internal, "{}: cannot be written: {}", path_, strerror(errno));
+std::string MetricsFile::append(const StepMetrics& metrics) {
+  const bool waiting = !pending_.empty();
+  pending_ += to_json_line(metrics) + "\n";
+  for (size_t done = 0; done < pending_.size();) {
+    const ssize_t now = write(fd_, pending_.data() + done, pending_.size() - done);
+    if (now < 0 && errno == EINTR) continue;
+    if (now > 0) {
+      done += static_cast<size_t>(now);
+      continue;
+    }
+    const int error = errno;
+    // No row is left in part: another program may be reading.
+    const bool cut = done == 0 || ftruncate(fd_, size_) == 0;
+    if (!cut) {
+      size_ += static_cast<int64_t>(done);
+      pending_.erase(0, done);
+    }
+    if (waiting) return "";
+    return fmt::format("{}: cannot be written: {}; rows are kept until it can", path_,
+                       strerror(error));
+  }
+  size_ += static_cast<int64_t>(pending_.size());
+  pending_.clear();
+  return "";
 }
 
 }  // namespace spillway

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 
@@ -33,17 +32,21 @@ struct StepMetrics {
 
 std::string to_json_line(const StepMetrics& metrics);
 
+// A row that cannot be written (a full disk) is kept and written with the next one that can.
 class MetricsFile {
  public:
   explicit MetricsFile(const std::string& path);  // appends; throws Error(bad_input) if it cannot
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
-  void append(const StepMetrics& metrics);
+  // Returns why rows wait, when they begin to; otherwise "".
+  std::string append(const StepMetrics& metrics);
 
  private:
   std::string path_;
-  std::FILE* file_ = nullptr;
+  int fd_ = -1;
+  int64_t size_ = 0;     // of whole rows
+  std::string pending_;  // rows that are not written yet
 };
 
 }  // namespace spillway

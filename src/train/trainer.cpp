@@ -43,6 +43,7 @@ class Trainer {
           Watchdog& watchdog)
       : options_(options),
         communicator_(communicator),
+        files_(options.files != nullptr ? *options.files : posix_file_system()),
         watchdog_(watchdog),
         console_(communicator.rank() == 0, config.train.steps) {
     lock_output(config.output);
@@ -99,7 +100,8 @@ class Trainer {
         metrics.validation_loss = evaluate(step);
       metrics.save_stall_seconds = saver_->take_stall_seconds();
       metrics.saved = saver_->take_saved();
-      if (metrics_) metrics_->append(metrics);
+      if (metrics_)
+        if (const std::string why = metrics_->append(metrics); !why.empty()) console_.warning(why);
       console_.step(metrics);
       if (run_.skipped_in_row >= static_cast<uint64_t>(config.train.max_skipped) &&
           run_.skipped_in_row > 0) {
@@ -388,8 +390,12 @@ class Trainer {
          {std::pair{Tier::device, "device memory"}, std::pair{Tier::host, "host memory"}})
       for (const MemorySample& m : memory_curve(set, layout, 0, simulation, tier, kSamples))
         memory.push_back({name, m.seconds, m.by_class});
-    write_text(workload_->config.output + "/timeline.json",
-               chrome_trace(planned, session_->recorder().captured(), memory));
+    try {
+      write_text(workload_->config.output + "/timeline.json",
+                 chrome_trace(planned, session_->recorder().captured(), memory));
+    } catch (const Error& e) {
+      console_.warning(e.what());  // a full disk is no reason to end a run
+    }
   }
 
   bool agreed_stop() { return communicator_.max(watchdog_.stop_requested() ? 1 : 0) != 0; }
@@ -437,7 +443,7 @@ class Trainer {
 
   const TrainOptions& options_;
   Communicator& communicator_;
-  FileSystem& files_ = posix_file_system();
+  FileSystem& files_;
   Watchdog& watchdog_;
   Console console_;
   std::unique_ptr<FolderLock> lock_;  // rank 0's, for as long as the run lasts

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "config/config.h"
 #include "runtime/device.h"
 
@@ -18,6 +19,7 @@ struct TrainOptions {
   bool poison = false;
   uint64_t chaos_seed = 0;
   int chaos_us = 0;
+  FileSystem* files = nullptr;  // where checkpoints are; nullptr: posix_file_system()
   // Appends the batch of every step to this file, for comparisons with other trainers: i32 tokens
   // [batch, context], then i32 targets (-1: ignored). One rank only.
   std::string dump_batches;

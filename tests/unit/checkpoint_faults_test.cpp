@@ -10,7 +10,7 @@
 
 #include "checkpoint/saving.h"
 #include "checkpoint_support.h"
-#include "faulty_files.h"
+#include "tests/faulty_files.h"
 
 namespace spillway {
 namespace {

@@ -3,11 +3,19 @@
 #include "telemetry/metrics.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
+#include <vector>
 
 namespace spillway {
 namespace {
@@ -49,6 +57,42 @@ TEST(Metrics, AllKeysOfALine) {
                           "device_peak_bytes", "host_peak_bytes", "exposed_transfer_seconds",
                           "step_seconds", "token_hash"})
     EXPECT_TRUE(row.contains(key)) << key;
+}
+
+// The kernel refuses to let the file grow, then it does not any more: no row is lost or in part.
+TEST(Metrics, RowsThatCannotBeWrittenWait) {
+  std::string path = "/tmp/spillway_metrics_XXXXXX";
+  close(mkstemp(path.data()));
+  std::ofstream(path) << "{\"step\": 0}\n{\"step\": 1, \"lo";  // where a machine stopped
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old = {};
+  getrlimit(RLIMIT_FSIZE, &old);
+  std::vector<std::string> said;
+  {
+    MetricsFile file(path);
+    for (int64_t step = 1; step <= 30; ++step) {
+      if (step == 5 || step == 20) {
+        rlimit small = old;
+        small.rlim_cur = std::filesystem::file_size(path) + 100 + static_cast<uint64_t>(step);
+        setrlimit(RLIMIT_FSIZE, &small);
+      }
+      if (step == 12 || step == 25) setrlimit(RLIMIT_FSIZE, &old);
+      StepMetrics m;
+      m.step = step;
+      if (const std::string why = file.append(m); !why.empty()) said.push_back(why);
+    }
+  }
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, before);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_NE(said[0].find(path), std::string::npos) << said[0];
+  EXPECT_NE(said[0].find("File too large"), std::string::npos) << said[0];
+  std::ifstream in(path);
+  int64_t step = 0;
+  for (std::string line; std::getline(in, line); ++step)
+    EXPECT_EQ(nlohmann::json::parse(line)["step"].get<int64_t>(), step);
+  EXPECT_EQ(step, 31);
+  std::filesystem::remove(path);
 }
 
 }  // namespace
