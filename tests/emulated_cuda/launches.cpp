@@ -1,0 +1,39 @@
+#include "launches.h"
+
+#include <set>
+
+#include "cuda_state.h"
+#include "port/launch.h"
+#include "report.h"
+#include "scheduler.h"
+
+namespace spillway::emulated {
+namespace {
+std::set<const void*>& kernels() {
+  static std::set<const void*> all;
+  return all;
+}
+}  // namespace
+
+std::vector<const void*> launched_kernels() { return {kernels().begin(), kernels().end()}; }
+
+cudaError_t enqueue_launch(const Launch& launch, std::shared_ptr<const void> arguments,
+                           cudaStream_t stream) {
+  CudaCall call("cudaLaunchKernelExC");
+  if (!call.goes_on()) return call.result();
+  if (const char* broken = broken_limit(launch)) {
+    report("launch", launch.kernel, "{} in a launch of {}", broken, source_of(launch.kernel));
+    return call.fail(cudaErrorInvalidConfiguration);
+  }
+  kernels().insert(launch.kernel);
+  Launch seeded = launch;
+  seeded.seed = draw_seed();
+  Work work;
+  work.name = "kernel";
+  work.code = launch.kernel;
+  work.run = [seeded, arguments] { run_grid(seeded); };
+  enqueue(stream, std::move(work));
+  return cudaSuccess;
+}
+
+}  // namespace spillway::emulated
