@@ -20,4 +20,7 @@ struct LaunchContext {
 // aligned, but an operand may start at any element of one.
 using CudaKernel = void (*)(const KernelArgs& args, const LaunchContext& context);
 
+// Throws Error(internal) with CUDA's text unless a launch was accepted.
+void check_launch(cudaError_t error);
+
 }  // namespace spillway::cuda
