@@ -74,6 +74,7 @@ void for_each_field(C& c, F&& f) {
   f("train.seed", c.train.seed);
   f("train.eval_every", c.train.eval_every);
   f("train.eval_batches", c.train.eval_batches);
+  f("train.check_every", c.train.check_every);
   f("train.max_skipped", c.train.max_skipped);
   f("train.threads", c.train.threads);
   f("train.loss_chunk", c.train.loss_chunk);

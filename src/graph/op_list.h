@@ -27,4 +27,5 @@ OP(rank_sum)
 OP(norm_partials)
 OP(norm_finish)
 OP(adamw)
+OP(digest)
 #undef OP

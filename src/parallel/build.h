@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,20 +23,28 @@ std::vector<int32_t> group_choices(const ParallelSpec& spec);
 Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
                               const ParallelSpec& spec, const ScheduleChoice& choice);
 
+// Forward and backward pass of one micro-batch by the train schedule's nodes, in its buffers
+// ("check"): the output "digests" f64[n] holds the digest of every gradient accumulator, in the
+// order of digested_tensors. Changes nothing that outlives a step.
+Schedule build_check_schedule(const Graph& forward, const OptimizerConfig& optimizer,
+                              const ParallelSpec& spec, const ScheduleChoice& choice);
+std::vector<std::string> digested_tensors(const Schedule& check);
+
 // The train schedules of one rank, each built when it is first asked for. Not for several threads.
 class TrainSchedules {
  public:
   TrainSchedules() = default;
   TrainSchedules(Graph forward, OptimizerConfig optimizer, const ParallelSpec& spec)
       : forward_(std::move(forward)), optimizer_(std::move(optimizer)), spec_(spec) {}
-  const Schedule& get(const ScheduleChoice& choice) const;  // stays where it is
+  const Schedule& get(const ScheduleChoice& choice) const;    // stays where it is
+  const Schedule& check(const ScheduleChoice& choice) const;  // … and the one that borrows from it
   const ParallelSpec& spec() const { return spec_; }
 
  private:
   Graph forward_;
   OptimizerConfig optimizer_;
   ParallelSpec spec_;
-  mutable std::map<ScheduleChoice, Schedule> built_;
+  mutable std::map<ScheduleChoice, Schedule> built_, built_checks_;
 };
 
 // A forward-only schedule ("evaluate", "prefill", "decode") of one stage.

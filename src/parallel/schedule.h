@@ -52,7 +52,10 @@ struct Stage {
 };
 
 struct Schedule {
-  std::string name;  // "train", "evaluate", "prefill", "decode"
+  std::string name;  // "train", "check", "evaluate", "prefill", "decode"
+  // Name of the schedule whose step and iteration buffers this one uses for tensors of the same
+  // name, between that one's runs; "": its own.
+  std::string borrows;
   Graph graph;
   std::vector<Stage> stages;
   ParallelSpec spec;

@@ -27,14 +27,8 @@ class TrainSchedule {
   }
 
   Schedule build() {
-    if (!several_ranks()) schedule_.choice.reduce_delay = 0;
-    units_ = make_units(graph(), spec_.ranks);
-    if (sharded_parameters()) {
-      shard_parameters(graph(), spec_.ranks);
-      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, schedule_.choice.reduce_delay);
-    }
-    add_state();
-    add_losses();
+    begin();
+    add_scalars();
     for (const Unit& unit : units_) {
       unit_ = static_cast<int32_t>(steps_.size());
       steps_.push_back(unit_steps(unit));
@@ -45,7 +39,30 @@ class TrainSchedule {
     return std::move(schedule_);
   }
 
+  Schedule build_check() {
+    begin();
+    schedule_.name = "check";
+    schedule_.borrows = "train";
+    Stage stage;
+    stage.name = "check";
+    stage.visits = digested_pass();
+    schedule_.stages.push_back(std::move(stage));
+    schedule_.spec.micro_batches = schedule_.spec.reduce_every = schedule_.choice.group = 1;
+    return std::move(schedule_);
+  }
+
  private:
+  void begin() {
+    if (!several_ranks()) schedule_.choice.reduce_delay = 0;
+    units_ = make_units(graph(), spec_.ranks);
+    if (sharded_parameters()) {
+      shard_parameters(graph(), spec_.ranks);
+      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, schedule_.choice.reduce_delay);
+    }
+    add_state();
+    add_losses();
+  }
+
   // What happens to one unit when its gradients are complete.
   struct UnitSteps {
     std::vector<NodeId> send;  // sum of the uses, and the exchange
@@ -110,7 +127,6 @@ class TrainSchedule {
 
   // Master weights and moments: whole, or this rank's shard.
   void add_state() {
-    int64_t partials = 0;
     for (size_t i = 0; i < graph().params.size(); ++i) {
       const Param p = graph().params[i];
       if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
@@ -135,6 +151,12 @@ class TrainSchedule {
       graph().params[i].master = master;
       graph().params[i].moment1 = m;
       graph().params[i].moment2 = v;
+    }
+  }
+
+  void add_scalars() {
+    int64_t partials = 0;
+    for (const Param& p : graph().params) {
       partials_begin_.push_back(partials);
       partials += ceil_div(total(p), block_elements(total(p)));
     }
@@ -378,6 +400,37 @@ class TrainSchedule {
     return visits;
   }
 
+  // Forward and backward pass; each gradient accumulator is digested once it is complete.
+  std::vector<Visit> digested_pass() {
+    std::vector<NodeId> complete_after(graph().tensors.size(), kNone);
+    for (NodeId id = 0; id < passes_; ++id)
+      for (const Operand& out : graph().nodes[id].out) complete_after[out.tensor] = id;
+    std::vector<TensorId> digested;
+    for (const Param& p : graph().params)
+      digested.insert(digested.end(), p.grads.begin(), p.grads.end());
+    const auto count = static_cast<int64_t>(digested.size());
+    const TensorId digests =
+        add_tensor("digests", "digests", Role::scalar, Dtype::f64, Dims(count), 0);
+    std::map<NodeId, std::vector<NodeId>> after;
+    for (int64_t i = 0; i < count; ++i) {
+      const TensorId grad = digested[static_cast<size_t>(i)];
+      const NodeId writer = complete_after[grad];
+      Node node = op_node(tensor(grad).name + ".digest", OpKind::digest);
+      node.in = {{grad}};
+      node.out = {range(digests, i, 1)};
+      after[writer].push_back(add_node(std::move(node), Pass::reduce, graph().nodes[writer].layer));
+    }
+    std::vector<Visit> visits;
+    for (NodeId id = 0; id < passes_; ++id) {
+      if (const auto gathers = gathers_.find(id); gathers != gathers_.end())
+        for (const NodeId gather : gathers->second) visits.push_back({gather});
+      visits.push_back({id});
+      if (const auto more = after.find(id); more != after.end())
+        for (const NodeId digest : more->second) visits.push_back({digest});
+    }
+    return visits;
+  }
+
   void add_micro_batch_stages() {
     const int32_t count = spec_.micro_batches, group = schedule_.choice.group;
     const auto flags_from = [&](int32_t micro) {
@@ -494,17 +547,9 @@ class TrainSchedule {
 
 }  // namespace
 
-std::vector<int32_t> group_choices(const ParallelSpec& spec) {
-  std::vector<int32_t> result;
-  for (int32_t group = 1; group <= spec.micro_batches; ++group)
-    if (spec.micro_batches % group == 0 &&
-        (group % spec.reduce_every == 0 || spec.reduce_every % group == 0))
-      result.push_back(group);
-  return result;
-}
+namespace {
 
-Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
-                              const ParallelSpec& spec, const ScheduleChoice& choice) {
+void check_layout(const ParallelSpec& spec, const ScheduleChoice& choice) {
   if (spec.ranks < 1 || spec.rank < 0 || spec.rank >= spec.ranks || spec.micro_batches < 1 ||
       spec.reduce_every < 1 || spec.micro_batches % spec.reduce_every != 0)
     internal_error("rank {} of {}, {} micro-batches summed {} at a time is no valid layout",
@@ -513,14 +558,20 @@ Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optim
   if (std::find(groups.begin(), groups.end(), choice.group) == groups.end())
     internal_error("a group of {} does not go with {} micro-batches summed {} at a time",
                    choice.group, spec.micro_batches, spec.reduce_every);
+}
+
+}  // namespace
+
+Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
+                              const ParallelSpec& spec, const ScheduleChoice& choice) {
+  check_layout(spec, choice);
   return TrainSchedule(forward, optimizer, spec, choice).build();
 }
 
-const Schedule& TrainSchedules::get(const ScheduleChoice& choice) const {
-  auto it = built_.find(choice);
-  if (it == built_.end())
-    it = built_.emplace(choice, build_train_schedule(forward_, optimizer_, spec_, choice)).first;
-  return it->second;
+Schedule build_check_schedule(const Graph& forward, const OptimizerConfig& optimizer,
+                              const ParallelSpec& spec, const ScheduleChoice& choice) {
+  check_layout(spec, choice);
+  return TrainSchedule(forward, optimizer, spec, choice).build_check();
 }
 
 }  // namespace spillway

@@ -34,6 +34,13 @@ bool copy_fits(const PlanInput& input, const Lowered& lowered, const Schedule& t
 
 }  // namespace
 
+std::vector<const Schedule*> schedules_of(const PlanInput& input, const ScheduleChoice& choice) {
+  std::vector<const Schedule*> schedules = {&input.train->get(choice)};
+  if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
+  if (input.checks) schedules.push_back(&input.train->check(choice));
+  return schedules;
+}
+
 Plan evaluate_placement(const PlanInput& input, const Placement& placement,
                         const ScheduleChoice& schedule) {
   Plan plan;
@@ -42,9 +49,7 @@ Plan evaluate_placement(const PlanInput& input, const Placement& placement,
   for (const PlaceUnit& unit : place_units(train))
     plan.placement.where.try_emplace(unit.key, Where::device);
   plan.schedule = schedule;
-  std::vector<const Schedule*> schedules = {&train};
-  if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
-  plan.lowered = lower(schedules, placement, input.rules, input.staging_bytes);
+  plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
   if (input.saves) add_save_programs(plan.lowered, train, copy_fits(input, plan.lowered, train));
   plan.layout = pack(plan.lowered.set);
   synchronise(plan.lowered.set, plan.layout);

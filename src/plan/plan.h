@@ -25,6 +25,7 @@ inline WorkspaceRules workspace_rules(const HardwareProfile& profile, int thread
 struct PlanInput {
   const TrainSchedules* train = nullptr;
   const Schedule* evaluate = nullptr;  // nullptr: no evaluation
+  bool checks = false;                 // the set gets the program of TrainSchedules::check
   HardwareProfile profile;
   Budgets budgets;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
@@ -37,6 +38,9 @@ struct PlanInput {
   bool bf16 = false;          // which peak counts
   double flops_per_step = 0;  // model FLOPs of one step on one rank, for the MFU
 };
+
+// What is lowered together: train first, then what else the run needs.
+std::vector<const Schedule*> schedules_of(const PlanInput& input, const ScheduleChoice& choice);
 
 struct TierUse {
   int64_t peak = 0;                         // bytes of the arena

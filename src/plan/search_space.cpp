@@ -44,9 +44,8 @@ SearchSpace search_space(const PlanInput& input) {
 }
 
 Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
-  std::vector<const Schedule*> schedules = {&input.train->get(candidate.schedule)};
-  if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
-  const Lowered lowered = lower(schedules, candidate.placement, input.rules, input.staging_bytes);
+  const Lowered lowered = lower(schedules_of(input, candidate.schedule), candidate.placement,
+                                input.rules, input.staging_bytes);
   const ArenaLayout layout = pack(lowered.set);
   return {layout.tier_bytes[static_cast<int>(Tier::device)],
           layout.tier_bytes[static_cast<int>(Tier::host)]};

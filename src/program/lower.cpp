@@ -57,8 +57,13 @@ class Lowering {
     return static_cast<BufferId>(result_.set.buffers.size()) - 1;
   }
 
+  // Of step and iteration buffers.
+  const std::string& owner() const {
+    return schedule().borrows.empty() ? schedule().name : schedule().borrows;
+  }
+
   std::string qualified(const Tensor& t) const {
-    return shared_between_programs(t.role) ? t.name : schedule().name + "." + t.name;
+    return shared_between_programs(t.role) ? t.name : owner() + "." + t.name;
   }
 
   BufferId tensor_buffer(TensorId id, Tier tier, int32_t micro = 0) {
@@ -163,7 +168,7 @@ class Lowering {
         p.buffer = tensor_buffer(instance.tensor, Tier::device, instance.micro);
         break;
       case Store::input: {
-        const std::string name = schedule().name + "." + t.name;
+        const std::string name = owner() + "." + t.name;
         auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
         if (fresh)
           it->second = add_buffer({.name = name,
@@ -335,7 +340,7 @@ class Lowering {
     }
   }
 
-  // Scalars after the update; of a forward program, what nothing in it reads.
+  // Scalars after the update; of a program of one stage, what nothing in it reads and no other has.
   void emit_outputs(const StagePlan& plan) {
     const Graph& g = schedule().graph;
     std::set<TensorId> read, written;
@@ -346,6 +351,9 @@ class Lowering {
       }
     for (const TensorId id : written) {
       const Tensor& t = g.tensors[id];
+      const bool borrowed =
+          !schedule().borrows.empty() && schedules_[0]->graph.find(t.name) != kNone;
+      if (borrowed) continue;
       const bool updated_scalars = t.name == "scalars";
       const bool result = (t.role == Role::scalar || t.role == Role::activation) &&
                           !read.contains(id) && schedule().stages.size() == 1 &&

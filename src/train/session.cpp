@@ -81,7 +81,8 @@ void Session::make_device(Communicator& communicator, const SessionOptions& opti
   device.compute_thread_start = [threads = workload_.topology.threads] {
     cpu::set_threads(threads);
   };
-  device_ = std::make_unique<CpuDevice>(cpu::kernel, &communicator, device);
+  device_ = std::make_unique<CpuDevice>(options.kernels ? options.kernels : cpu::kernel,
+                                        &communicator, device);
 }
 
 // Every rank lowers the one placement for itself; rank 0 has done so if it made it.

@@ -19,6 +19,7 @@ struct SessionOptions {
   int chaos_us = 0;
   std::string plan_text;  // what a plan file would hold; used if there is no plan_file
   BackendChoice backend;
+  Kernel (*kernels)(OpKind) = nullptr;             // for tests: in place of the CPU backend's own
   std::string gemm_algorithms;                     // of the checkpoint that is resumed, or ""
   std::function<void(const std::string&)> say;     // lines for the user while the device starts
   std::function<void(bool waiting)> on_host_wait;  // of Executor::Options

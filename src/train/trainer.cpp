@@ -18,6 +18,7 @@
 #include "telemetry/console.h"
 #include "telemetry/metrics.h"
 #include "train/learning_rate.h"
+#include "train/rank_check.h"
 #include "train/saver.h"
 #include "train/session.h"
 #include "train/state.h"
@@ -93,6 +94,7 @@ class Trainer {
       ++step;
       StepMetrics metrics = train_step(prefetcher, step);
       saver_->poll();
+      check_ranks(step);
       const bool stop = agreed_stop() || step == options_.stop_at;
       const bool last = step == steps;
       if (config.train.eval_every > 0 && dataset_->validation_samples() > 0 &&
@@ -181,6 +183,8 @@ class Trainer {
     session_ = std::make_unique<Session>(*workload_, communicator_, options);
     saver_ = std::make_unique<Saver>(files_, communicator_, workload_->config, watchdog_, console_);
     saver_->use(*session_);
+    rank_check_ = std::make_unique<RankCheck>(*session_, communicator_);
+    if (!rank_check_->note().empty()) console_.warning(rank_check_->note());
     watch_ = std::make_unique<Watch>(watchdog_, session_->device());
     foreign_bytes_ = session_->foreign_at_start();
     if (resume_ && resume_->manifest().run.fingerprint != session_->device().fingerprint())
@@ -212,6 +216,8 @@ class Trainer {
     shape.rank = communicator_.rank();
     shape.ranks = communicator_.size();
     reader_ = std::make_unique<BatchReader>(*dataset_, shape);
+    shape.rank = RankCheck::neighbour(shape.rank, shape.ranks);
+    neighbour_reader_ = std::make_unique<BatchReader>(*dataset_, shape);
     hashes_.resize(static_cast<size_t>(c.train.batch));
   }
 
@@ -398,6 +404,29 @@ class Trainer {
     }
   }
 
+  // ---- agreement between ranks --------------------------------------------------------------
+
+  void check_ranks(int64_t step) {
+    const int64_t every = workload_->config.train.check_every;
+    if (every == 0 || step % every != 0) return;
+    watchdog_.enter(Phase::checking, step);
+    try {
+      rank_check_->run(step, [&](int rank, int64_t micro, const MicroBatch& out) {
+        BatchReader& reader = rank == communicator_.rank() ? *reader_ : *neighbour_reader_;
+        reader.fill(static_cast<uint64_t>(step), micro, out);
+      });
+    } catch (const SharedError&) {
+      saver_->drain();  // what was saved before is good
+      throw;
+    }
+    session_->recorder().take_exposed_transfer();
+    if (rank_check_->runs() == 1)
+      console_.line(fmt::format(
+          "step {}: ranks agree; it took {:.1f} ms to hash what all hold alike, {:.1f} ms to run a "
+          "micro-batch twice",
+          step, 1e3 * rank_check_->weights_seconds(), 1e3 * rank_check_->gradients_seconds()));
+  }
+
   bool agreed_stop() { return communicator_.max(watchdog_.stop_requested() ? 1 : 0) != 0; }
 
   // ---- evaluation, checkpoints --------------------------------------------------------------
@@ -436,6 +465,10 @@ class Trainer {
 
   void finish(int64_t step) {
     watchdog_.enter(Phase::finished, step);
+    if (rank_check_->runs() > 0)
+      console_.line(fmt::format("{} checks that ranks agree: {:.2f} % of the run",
+                                rank_check_->runs(),
+                                100 * rank_check_->seconds() / (now() - started_)));
     console_.line(fmt::format("done: {} steps in {}", step, format_duration(now() - started_)));
   }
 
@@ -450,7 +483,7 @@ class Trainer {
   std::unique_ptr<CheckpointReader> resume_;
   std::unique_ptr<Workload> workload_;
   std::unique_ptr<Dataset> dataset_;
-  std::unique_ptr<BatchReader> reader_;
+  std::unique_ptr<BatchReader> reader_, neighbour_reader_;  // the latter for checks
   std::unique_ptr<MetricsFile> metrics_;
   std::ofstream dump_;
   std::unique_ptr<Saver> saver_;  // outlives the session's io lane
@@ -461,6 +494,7 @@ class Trainer {
     Watchdog& watchdog;
   };
   std::unique_ptr<Watch> watch_;
+  std::unique_ptr<RankCheck> rank_check_;
   int64_t foreign_bytes_ = 0;
   RunState run_;
   std::vector<uint64_t> hashes_;

@@ -32,6 +32,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
       one_micro_batch);
 
   input.train = &train;
+  input.checks = config.train.check_every > 0 && config.train.check_every <= config.train.steps;
   const bool evaluates = config.train.eval_every > 0;
   input.evaluate = evaluates ? &evaluate : nullptr;
   input.profile = profile;

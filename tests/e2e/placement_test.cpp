@@ -50,6 +50,7 @@ Variant random_variant(std::mt19937_64& random) {
   c.train.precision = pick({0, 1}) != 0 ? Precision::bf16 : Precision::f32;
   c.train.seed = random() % 1000;
   c.train.eval_every = pick({0, 1});
+  c.train.check_every = pick({0, 5});
   c.train.loss_chunk = pick({0, 8, 24});
   c.optimizer.lr = 3e-3;
   c.optimizer.warmup = 2;

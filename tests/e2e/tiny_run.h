@@ -20,6 +20,7 @@
 
 #include "base/hash.h"
 #include "base/philox.h"
+#include "data/dataset.h"
 #include "thread_communicator.h"
 #include "train/learning_rate.h"
 #include "train/session.h"
@@ -122,6 +123,12 @@ class TinyRank {
     return s;
   }
 
+  // Micro-batch `micro` of `rank` of a step, for a RankCheck.
+  void fill(int64_t step, int rank, int64_t micro, const MicroBatch& out) const {
+    const auto first = static_cast<uint64_t>((step - 1) * workload_.config.train.batch);
+    fill(first + sequence_of(micro, rank), out);
+  }
+
   double evaluate(uint64_t first_sequence) {
     fill("evaluate.", 0, first_sequence + sequence_of(0));
     session_.executor().run(1);
@@ -141,28 +148,37 @@ class TinyRank {
   }
 
  private:
-  uint64_t sequence_of(int32_t micro) const {
-    const ParallelSpec& s = workload_.spec;
-    return static_cast<uint64_t>((micro * s.ranks + s.rank) * workload_.config.train.micro_batch);
+  uint64_t sequence_of(int32_t micro) const { return sequence_of(micro, workload_.spec.rank); }
+  uint64_t sequence_of(int64_t micro, int rank) const {
+    return static_cast<uint64_t>((micro * workload_.spec.ranks + rank) *
+                                 workload_.config.train.micro_batch);
   }
 
   void fill(const std::string& program, int32_t micro, uint64_t first_sequence) {
+    const auto rows =
+        static_cast<size_t>(workload_.config.train.micro_batch * workload_.config.model.context);
+    std::vector<int32_t> unused(rows);
+    int32_t* order =
+        program == "train." ? session_.io<int32_t>("train.token_order", micro) : unused.data();
+    fill(first_sequence, {{session_.io<int32_t>(program + "tokens", micro), rows},
+                          {session_.io<int32_t>(program + "targets", micro), rows},
+                          {order, rows},
+                          {}});
+  }
+
+  void fill(uint64_t first_sequence, const MicroBatch& out) const {
     const Config& c = workload_.config;
     const int64_t context = c.model.context, rows = c.train.micro_batch * context;
-    int32_t* tokens = session_.io<int32_t>(program + "tokens", micro);
-    int32_t* targets = session_.io<int32_t>(program + "targets", micro);
     for (int64_t row = 0; row < rows; ++row) {
       const uint64_t sequence = first_sequence + static_cast<uint64_t>(row / context);
       const int64_t position = row % context;
-      tokens[row] = token_at(c, sequence, position);
+      out.tokens[row] = token_at(c, sequence, position);
       const bool ignored = position % 13 == 7 && sequence % 2 == 1;
-      targets[row] = ignored ? -1 : token_at(c, sequence, position + 1);
+      out.targets[row] = ignored ? -1 : token_at(c, sequence, position + 1);
+      out.token_order[row] = static_cast<int32_t>(row);
     }
-    if (program != "train.") return;
-    int32_t* order = session_.io<int32_t>("train.token_order", micro);
-    for (int32_t row = 0; row < rows; ++row) order[row] = row;
-    std::stable_sort(order, order + rows,
-                     [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
+    std::stable_sort(out.token_order.begin(), out.token_order.begin() + rows,
+                     [&](int32_t a, int32_t b) { return out.tokens[a] < out.tokens[b]; });
   }
 
   const Workload& workload_;
