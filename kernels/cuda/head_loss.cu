@@ -11,25 +11,25 @@
 // latency need 15 KB. No shared memory but the sums of 16 warps.
 //
 // Every sum has the order of the fixed block: strided by thread, then a tree over lanes and warps.
-#include <cuda_bf16.h>
-
+#include <algorithm>
 #include <cmath>
 #include <device_port.cuh>
 
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/table.h"
+#include "kernels/cuda/vector_access.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace spillway::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr unsigned kAll = 0xffffffffu;
 
 // A maximum, and the sum of exp(x − maximum) over the x it stands for.
 struct Softmax {
-  float most = -INFINITY, sum = 0;
+  float most, sum;
 };
 
 // Nothing yet (−inf and 0) joins as nothing; NaN stays in the sum.
@@ -40,7 +40,8 @@ __device__ Softmax joined(Softmax a, Softmax b) {
 }
 
 __device__ Softmax from_lane(Softmax s, int lane_mask) {
-  return {__shfl_xor_sync(kAll, s.most, lane_mask), __shfl_xor_sync(kAll, s.sum, lane_mask)};
+  return {__shfl_xor_sync(kAllLanes, s.most, lane_mask),
+          __shfl_xor_sync(kAllLanes, s.sum, lane_mask)};
 }
 
 // Of all threads of the block, on every thread. All lanes of a warp join the same pairs, and
@@ -55,53 +56,39 @@ __device__ Softmax of_block(Softmax own) {
   return all;
 }
 
-// The row's elements from thread to thread: kWide at a time while whole groups are live.
-template <int kWide>
-struct Group {
-  float x[kWide];
-};
-template <int kWide>
-__device__ Group<kWide> load(const float* row, int64_t i) {
-  if constexpr (kWide == 4) {
-    const float4 v = *reinterpret_cast<const float4*>(row + i);
-    return {{v.x, v.y, v.z, v.w}};
-  } else {
-    return {{row[i]}};
-  }
+// Four elements a thread and turn, 16 bytes of logits where rows begin on 16 bytes (kVector).
+constexpr int kTurn = kThreads * 4;
+
+template <bool kVector>
+__device__ void store_four(float* p, const Floats<4>& f, int live) {
+  store_floats<kVector, 4>(p, f, live);
 }
-template <int kWide>
-__device__ void store(float* row, int64_t i, const Group<kWide>& g) {
-  if constexpr (kWide == 4) {
-    *reinterpret_cast<float4*>(row + i) = make_float4(g.x[0], g.x[1], g.x[2], g.x[3]);
-  } else {
-    row[i] = g.x[0];
+template <bool kVector>
+__device__ void store_four(Bf16* p, const Floats<4>& f, int live) {
+  if (kVector && live >= 4) {
+    *reinterpret_cast<uint2*>(p) =
+        make_uint2(narrow_pair(f.v[0], f.v[1]), narrow_pair(f.v[2], f.v[3]));
+    return;
   }
-}
-template <int kWide>
-__device__ void store(__nv_bfloat16* row, int64_t i, const Group<kWide>& g) {
-  if constexpr (kWide == 4) {
-    __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(g.x[0], g.x[1]),
-                               __floats2bfloat162_rn(g.x[2], g.x[3])};
-    uint2 bits;
-    memcpy(&bits, pairs, sizeof bits);
-    *reinterpret_cast<uint2*>(row + i) = bits;
-  } else {
-    row[i] = __float2bfloat16_rn(g.x[0]);
-  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (j < live) put(p + j, f.v[j]);
 }
 
-template <int kWide>
+template <bool kVector>
 __device__ Softmax softmax_of_row(const float* row, int vocab) {
-  Softmax own;
-  for (int i = threadIdx.x * kWide; i < vocab; i += kThreads * kWide) {
-    const Group<kWide> g = load<kWide>(row, i);
+  Softmax own = {-INFINITY, 0};
+  for (int i = threadIdx.x * 4; i < vocab; i += kTurn) {
+    const Floats<4> x = load_floats<kVector, 4>(row + i, vocab - i);
     float most = own.most;
-    for (int j = 0; j < kWide; ++j)
-      if (i + j < vocab) most = fmaxf(most, g.x[j]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (i + j < vocab) most = fmaxf(most, x.v[j]);
     if (most > own.most) own.sum *= expf(own.most - most);
     own.most = most;
-    for (int j = 0; j < kWide; ++j)
-      if (i + j < vocab) own.sum += expf(g.x[j] - most);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (i + j < vocab) own.sum += expf(x.v[j] - most);
   }
   return of_block(own);
 }
@@ -112,7 +99,7 @@ __device__ double nll_of(Softmax all, float wanted) {
 }
 
 // nll[row] of rows of `padded` logits, of which `vocab` are live; 0 without a target.
-template <int kWide>
+template <bool kVector>
 __global__ void __launch_bounds__(kThreads, 4)
     loss_rows(const float* logits, const int32_t* targets, int vocab, int padded, double* nll) {
   const float* row = logits + int64_t{blockIdx.x} * padded;
@@ -121,14 +108,14 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (threadIdx.x == 0) nll[blockIdx.x] = 0;
     return;
   }
-  const Softmax all = softmax_of_row<kWide>(row, vocab);
+  const Softmax all = softmax_of_row<kVector>(row, vocab);
   if (threadIdx.x == 0) nll[blockIdx.x] = nll_of(all, row[target]);
 }
 
 // The same, and the logits' gradient: scale·(softmax − onehot), zero in the padding. `gradient` may
 // be the logits themselves: a thread writes only what it alone reads, after all have read the
 // target.
-template <int kWide, class T>
+template <bool kVector, class T>
 __global__ void __launch_bounds__(kThreads, 4)
     loss_grad_rows(const float* logits, const int32_t* targets, int vocab, int padded, float scale,
                    double* nll, T* gradient) {
@@ -136,43 +123,35 @@ __global__ void __launch_bounds__(kThreads, 4)
   T* d = gradient + int64_t{blockIdx.x} * padded;
   const int target = targets[blockIdx.x];
   if (target < 0) {
-    for (int i = threadIdx.x * kWide; i < padded; i += kThreads * kWide)
-      store<kWide>(d, i, Group<kWide>{});
+    for (int i = threadIdx.x * 4; i < padded; i += kTurn)
+      store_four<kVector>(d + i, Floats<4>{}, padded - i);
     if (threadIdx.x == 0) nll[blockIdx.x] = 0;
     return;
   }
   if (threadIdx.x == 0) nll[blockIdx.x] = -static_cast<double>(row[target]);
-  const Softmax all = softmax_of_row<kWide>(row, vocab);  // has a barrier behind the line above
+  const Softmax all = softmax_of_row<kVector>(row, vocab);  // has a barrier behind the line above
   if (threadIdx.x == 0) nll[blockIdx.x] += nll_of(all, 0);
   const float factor = scale / all.sum;
-  for (int i = threadIdx.x * kWide; i < padded; i += kThreads * kWide) {
-    Group<kWide> g = load<kWide>(row, i);
-    for (int j = 0; j < kWide; ++j) {
-      float value = i + j < vocab ? expf(g.x[j] - all.most) * factor : 0;
-      if (i + j == target) value -= scale;
-      g.x[j] = value;
+  for (int i = threadIdx.x * 4; i < padded; i += kTurn) {
+    Floats<4> x = load_floats<kVector, 4>(row + i, padded - i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float share = i + j < vocab ? expf(x.v[j] - all.most) * factor : 0;
+      x.v[j] = i + j == target ? share - scale : share;
     }
-    store<kWide>(d, i, g);
+    store_four<kVector>(d + i, x, padded - i);
   }
 }
 
 // *loss = scale · Σ nll, in f64.
 __global__ void __launch_bounds__(kThreads)
     sum_rows(const double* nll, int64_t rows, double scale, double* loss) {
-  __shared__ double warps[kWarps];
+  __shared__ double warps[32];
   double own = 0;
   for (int64_t r = threadIdx.x; r < rows; r += kThreads) own += nll[r];
-  for (int mask = 16; mask > 0; mask /= 2) own += __shfl_xor_sync(kAll, own, mask);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  double total = 0;
-  for (const double warp : warps) total += warp;
-  *loss = scale * total;
+  const double total = block_sum(own, warps);
+  if (threadIdx.x == 0) *loss = scale * total;
 }
-
-// Whole groups of four lie on 16 bytes in every row: the chunk begins at a multiple of 256.
-bool wide(int64_t padded) { return padded % 4 == 0; }
 
 void head(const KernelArgs& args, const LaunchContext& context, const char* op, bool gradient) {
   const TensorArg &x = args.in[0], &w = args.in[1];
@@ -181,12 +160,13 @@ void head(const KernelArgs& args, const LaunchContext& context, const char* op, 
   const int64_t chunk = std::min<int64_t>(attrs.chunk, rows);
   const bool narrow = gradient && x.dtype != Dtype::f32;
   const int padded = static_cast<int>(v);
+  const bool vector = v % 4 == 0;  // the chunk itself begins on 256 bytes
   cudaStream_t stream = context.stream;
 
   Workspace workspace(op, args);
   double* nll = workspace.take_array<double>(rows);
   float* logits = workspace.take_array<float>(chunk * v);
-  __nv_bfloat16* rounded = narrow ? workspace.take_array<__nv_bfloat16>(chunk * v) : nullptr;
+  Bf16* rounded = narrow ? workspace.take_array<Bf16>(chunk * v) : nullptr;
   void* dlogits = narrow ? static_cast<void*>(rounded) : logits;
   void* scratch = workspace.take(context.gemm->workspace_bytes());
 
@@ -207,17 +187,16 @@ void head(const KernelArgs& args, const LaunchContext& context, const char* op, 
                       stream);
     const dim3 grid(static_cast<unsigned>(count)), block(kThreads);
     if (!gradient) {
-      launch(wide(v) ? loss_rows<4> : loss_rows<1>, grid, block, 0, stream, logits, targets,
+      launch(vector ? loss_rows<true> : loss_rows<false>, grid, block, 0, stream, logits, targets,
              attrs.vocab, padded, nll + begin);
       continue;
     }
     if (narrow)
-      launch(wide(v) ? loss_grad_rows<4, __nv_bfloat16> : loss_grad_rows<1, __nv_bfloat16>, grid,
-             block, 0, stream, logits, targets, attrs.vocab, padded, attrs.loss_scale, nll + begin,
-             rounded);
+      launch(vector ? loss_grad_rows<true, Bf16> : loss_grad_rows<false, Bf16>, grid, block, 0,
+             stream, logits, targets, attrs.vocab, padded, attrs.loss_scale, nll + begin, rounded);
     else
-      launch(wide(v) ? loss_grad_rows<4, float> : loss_grad_rows<1, float>, grid, block, 0, stream,
-             logits, targets, attrs.vocab, padded, attrs.loss_scale, nll + begin, logits);
+      launch(vector ? loss_grad_rows<true, float> : loss_grad_rows<false, float>, grid, block, 0,
+             stream, logits, targets, attrs.vocab, padded, attrs.loss_scale, nll + begin, logits);
     context.gemm->run({.m = count,
                        .n = h,
                        .k = v,

@@ -1,22 +1,18 @@
 // matmul, matmul_dinput, matmul_dweight: cuBLASLt (gemm.h), which is bound by FLOPs wherever a step
 // spends its time. The library adds a bias only in the dtype of its result, so the bias is rounded
 // into the workspace first: n elements, a launch's fixed cost.
-#include <cuda_bf16.h>
-
 #include <device_port.cuh>
 
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/table.h"
+#include "kernels/cuda/vector_access.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace spillway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ void put(float* to, float value) { *to = value; }
-__device__ void put(__nv_bfloat16* to, float value) { *to = __float2bfloat16_rn(value); }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) copy_bias(int64_t n, const float* bias, T* to) {
@@ -27,8 +23,7 @@ __global__ void __launch_bounds__(kThreads) copy_bias(int64_t n, const float* bi
 template <class T>
 void* copied_bias(int64_t n, const float* bias, Workspace& workspace, cudaStream_t stream) {
   T* to = workspace.take_array<T>(n);
-  launch(copy_bias<T>, dim3(static_cast<unsigned>(ceil_div(n, kThreads))), dim3(kThreads), 0,
-         stream, n, bias, to);
+  launch(copy_bias<T>, blocks_for(n, kThreads), dim3(kThreads), 0, stream, n, bias, to);
   return to;
 }
 
@@ -51,9 +46,8 @@ void matmul(const KernelArgs& args, const LaunchContext& context) {
     // Copied in f32 too: the address of a parameter depends on where it lies, the workspace's does
     // not, and alignment may decide over the algorithm.
     const float* bias = args.in[2].as<float>();
-    call.bias = y.dtype == Dtype::f32
-                    ? copied_bias<float>(call.n, bias, workspace, context.stream)
-                    : copied_bias<__nv_bfloat16>(call.n, bias, workspace, context.stream);
+    call.bias = y.dtype == Dtype::f32 ? copied_bias<float>(call.n, bias, workspace, context.stream)
+                                      : copied_bias<Bf16>(call.n, bias, workspace, context.stream);
   }
   context.gemm->run(call, context.stream);
 }
