@@ -8,11 +8,6 @@ output=${1:-runs/quickstart}
 config=configs/runs/quickstart.json
 
 scripts/install.sh
-if command -v nvcc >/dev/null; then
-  echo "CUDA toolkit found; this version trains on the CPU backend"
-else
-  echo "no CUDA toolkit found; training on the CPU backend"
-fi
 cmake --preset release -DSPILLWAY_TESTS=OFF >/dev/null
 cmake --build build --target train
 

@@ -1,0 +1,147 @@
+"""The whole trainer on an emulated device: the losses of the CPU backend, the same bits wherever
+tensors live, the same bits after a resume, and checkpoints that pass between the backends."""
+import unittest
+
+from e2e import common
+import emulated
+
+STEPS = 20
+# Each row of the placement table alone, and all of them.
+ACTIVATIONS = {"llama": ["resid", "attn_norm", "qkv", "attn_out", "ffn_norm", "ffn_up", "ffn_act"],
+               "gpt2": ["resid", "attn_norm", "qkv", "attn_out", "ffn_norm", "ffn_up", "ffn_act"]}
+
+
+def rows(family, precision):
+    activations = ACTIVATIONS[family]
+    table = {
+        "activations streamed": {name: "host" for name in activations},
+        "activations recomputed": {name: "recompute" for name in activations[1:]},
+        "moments streamed": {"moments": "host"},
+        "gradients streamed": {"gradients": "host"},
+        "parameters streamed": {"parameters": "host"},
+    }
+    if precision == "bf16":
+        table["master weights streamed"] = {"master": "host"}
+    everything = {}
+    for place in table.values():
+        everything.update({name: "host" for name in place})
+    table["everything streamed"] = everything
+    return table
+
+
+class Placement(unittest.TestCase):
+    def check(self, family, precision, ranks):
+        tolerance = 1e-4 if precision == "f32" else 2e-2
+        table = rows(family, precision)
+        value = emulated.config(family, train={"precision": precision, "steps": STEPS},
+                                offload="off", recompute="off")
+        with common.Folder() as folder:
+            emulated.run("cpu", folder, value, folder / "cpu", ranks=ranks)
+            expected = emulated.losses(folder / "cpu")
+            self.assertEqual(len(expected), STEPS)
+            reference = None
+            places = {"all resident": {}, **table}
+            if not common.LONG and ranks > 0:  # one rank has tried the others
+                places = {name: places[name] for name in ("all resident", "everything streamed")}
+            for number, (name, place) in enumerate(places.items()):
+                with self.subTest(family=family, precision=precision, ranks=ranks, place=name):
+                    value["place"] = place
+                    output = folder / f"cuda{number}"
+                    emulated.run("cuda", folder, value, output, ranks=ranks, seed=number + 1)
+                    bits = common.exact(output)
+                    if reference is None:
+                        reference = bits
+                        for step, loss in emulated.losses(output).items():
+                            self.assertLessEqual(abs(loss - expected[step]),
+                                                 tolerance * abs(expected[step]), f"step {step}")
+                    self.assertEqual(bits, reference)
+
+    def test_llama_f32(self):
+        self.check("llama", "f32", 0)
+
+    def test_llama_bf16(self):
+        self.check("llama", "bf16", 0)
+
+    def test_gpt2_f32(self):
+        self.check("gpt2", "f32", 0)
+
+    def test_gpt2_bf16(self):
+        self.check("gpt2", "bf16", 0)
+
+    def test_llama_on_two_ranks(self):
+        self.check("llama", "f32", 2)
+        self.check("llama", "bf16", 2)
+
+    def test_gpt2_on_two_ranks(self):
+        self.check("gpt2", "f32", 2)
+        self.check("gpt2", "bf16", 2)
+
+
+class Resume(unittest.TestCase):
+    def test_a_resumed_run_is_the_same_run(self):
+        for family, precision, ranks in (("llama", "bf16", 2), ("gpt2", "f32", 0)):
+            with self.subTest(family=family), common.Folder() as folder:
+                value = emulated.config(family, train={"precision": precision, "steps": 6},
+                                        place=rows(family, precision)["everything streamed"])
+                emulated.run("cuda", folder, value, folder / "straight", ranks=ranks, seed=3)
+                emulated.run("cuda", folder, value, folder / "cut", "--stop-at", "3", ranks=ranks,
+                             seed=4, expect=75)
+                value["place"] = {"moments": "host"}
+                emulated.run("cuda", folder, value, folder / "cut", "--resume", "latest",
+                             ranks=ranks, seed=5)
+                self.assertEqual(common.exact(folder / "cut"), common.exact(folder / "straight"))
+                self.assertEqual(common.hashes(common.newest_checkpoint(folder / "cut")),
+                                 common.hashes(common.newest_checkpoint(folder / "straight")))
+
+    def test_a_checkpoint_passes_between_the_backends(self):
+        for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
+            with self.subTest(first=first), common.Folder() as folder:
+                value = emulated.config("llama", train={"steps": 8})
+                emulated.run(first, folder, value, folder / "straight")
+                emulated.run(first, folder, value, folder / "run", "--stop-at", "4", expect=75)
+                done = emulated.run(second, folder, value, folder / "run", "--resume", "latest")
+                self.assertIn("written on another device", done.stdout + done.stderr)
+                expected = emulated.losses(folder / "straight")
+                for step, loss in emulated.losses(folder / "run").items():
+                    self.assertLessEqual(abs(loss - expected[step]), 1e-4 * abs(expected[step]))
+
+    def test_the_algorithms_of_gemms_stand_in_the_checkpoint_and_are_kept(self):
+        with common.Folder() as folder:
+            value = emulated.config("llama", train={"steps": 4})
+            emulated.run("cuda", folder, value, folder / "run", "--stop-at", "2", expect=75)
+            manifest = common.newest_checkpoint(folder / "run") / "manifest.json"
+            table = emulated.json.loads(emulated.json.loads(manifest.read_text())["gemm_algorithms"])
+            self.assertGreater(len(table["algorithms"]), 5)
+            # The CPU backend has no use for it and hands it on.
+            emulated.run("cpu", folder, value, folder / "run", "--resume", "latest")
+            manifest = common.newest_checkpoint(folder / "run") / "manifest.json"
+            self.assertEqual(emulated.json.loads(
+                emulated.json.loads(manifest.read_text())["gemm_algorithms"]), table)
+
+
+class Plan(unittest.TestCase):
+    def test_the_plan_of_an_h100_runs_on_both_backends(self):
+        """A Llama in small, streamed because the budget asks for it: one plan file, two backends."""
+        with common.Folder() as folder:
+            value = emulated.config("llama", train={"precision": "bf16", "steps": 4},
+                                    model={"layers": 6})
+            emulated.run("cuda", folder, value, folder / "large", "--stop-at", "1", expect=75)
+            device = common.metrics(folder / "large")[1]["device_peak_bytes"]
+            budget = int(0.6 * device)
+            value["memory"] = {"device": f"{budget}B"}
+            emulated.run("cuda", folder, value, folder / "cuda")
+            plan = (folder / "cuda" / "plan.json").read_text()
+            self.assertIn('"host"', plan)
+            emulated.run("cpu", folder, value, folder / "cpu", "--plan",
+                         folder / "cuda" / "plan.json")
+            self.assertEqual((folder / "cpu" / "plan.json").read_text(), plan)
+            expected = emulated.losses(folder / "cpu")
+            for step, loss in emulated.losses(folder / "cuda").items():
+                self.assertLessEqual(abs(loss - expected[step]), 2e-2 * abs(expected[step]))
+            peaks = [common.metrics(folder / name)[1]["device_peak_bytes"] for name in ("cpu", "cuda")]
+            self.assertEqual(peaks[0], peaks[1])
+            self.assertLessEqual(peaks[0], budget)
+
+
+if __name__ == "__main__":
+    unittest.main()
