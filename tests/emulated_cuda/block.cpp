@@ -177,6 +177,8 @@ void run_block(uint3 block) {
 
 }  // namespace
 
+constinit thread_local bool on_device = false;
+
 const char* broken_limit(const Launch& launch) {
   const auto volume = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
   if (volume(launch.grid) == 0) return "an empty grid";
@@ -197,6 +199,7 @@ void run_grid(const Launch& launch) {
   executor.launch = &launch;
   executor.random = Random(launch.seed);
   ++executor.counts.launches;
+  on_device = true;
   shadow::begin_kernel(executor.shared, launch.shared_bytes);
   for (unsigned z = 0; z < launch.grid.z; ++z)
     for (unsigned y = 0; y < launch.grid.y; ++y)
@@ -205,6 +208,7 @@ void run_grid(const Launch& launch) {
         ++executor.counts.blocks;
         executor.counts.threads += executor.threads.size();
       }
+  on_device = false;
   shadow::end_kernel();
   executor.launch = nullptr;
 }

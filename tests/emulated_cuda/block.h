@@ -38,6 +38,10 @@ struct DeviceThread {
   const void* blocked_at = nullptr;
 };
 
+// Set on the OS thread that runs a kernel. Others may execute instrumented code too: the host parts
+// of kernels.
+extern constinit thread_local bool on_device;
+
 // nullptr outside kernels.
 const DeviceThread* running_thread();
 const Launch* running_launch();

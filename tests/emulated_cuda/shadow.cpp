@@ -49,7 +49,6 @@ struct Region {  // shared memory, dynamic or static
 constexpr unsigned kOwnLane = kWarp;
 
 struct State {
-  bool active = false;
   uint64_t launch = 0;
   uint32_t interval = 0, launch_first = 0, block_first = 0;
   uint16_t warp_interval[kMaxThreads / kWarp] = {};
@@ -285,7 +284,7 @@ bool may_touch(uintptr_t a) {
 }
 
 void access(const void* p, size_t bytes, Kind kind, const void* code) {
-  if (!state.active || !running_thread()) return;
+  if (!on_device || !running_thread()) return;
   uintptr_t a = address_of(p);
   if (is_managed(a)) {
     while (bytes > 0) {
@@ -351,11 +350,9 @@ void begin_kernel(unsigned char* shared, size_t shared_bytes) {
   state.used = 0;
   next_interval();
   state.launch_first = state.block_first = state.interval;
-  state.active = true;
 }
 
 void end_kernel() {
-  state.active = false;
   std::vector<Page*> pages;
   for (size_t i = 0; i < state.used; ++i) pages.push_back(state.pages[i].get());
   std::sort(pages.begin(), pages.end(),

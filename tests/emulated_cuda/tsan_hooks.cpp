@@ -75,7 +75,7 @@ struct AlignmentCheck {
 
 void __ubsan_handle_type_mismatch_v1(AlignmentCheck* check, uintptr_t p) {
   using namespace spillway::emulated;
-  if (!running_thread()) return;
+  if (!on_device) return;
   report("misaligned", CALLER, "{}: an access of alignment {} at address {:#x}; {}",
          line_of(CALLER), 1 << check->log_alignment, p, where_running());
 }

@@ -13,7 +13,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "base/error.h"
+#include "kernels/cuda/context.h"
 #include "tests/emulated_cuda/port/device_builtins.h"
 #include "tests/emulated_cuda/port/launch.h"
 #include "tests/emulated_cuda/port/warp.h"
@@ -80,9 +80,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cu
   };
   launch.arguments = arguments.get();
   launch.argument_bytes = sizeof(Arguments);
-  const cudaError_t error = emulated::enqueue_launch(launch, arguments, stream);
-  if (error != cudaSuccess)
-    fail(ExitCode::internal, "a kernel launch failed: {}", cudaGetErrorString(error));
+  check_launch(emulated::enqueue_launch(launch, arguments, stream));
 }
 
 }  // namespace spillway::cuda

@@ -1,0 +1,423 @@
+// Every CUDA kernel under emulation against the double reference, on the ops' own cases and on odd
+// shapes: results, the same bits from run to run and wherever operands begin, no report.
+// links: spillway_graph kernels_reference
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <set>
+
+#include "base/error.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/table.h"
+#include "tests/emulated_cuda/memory.h"
+#include "tests/emulated_cuda/report.h"
+#include "tests/kernels/ops_support.h"
+
+namespace spillway::cuda {
+#define OP(name) __attribute__((weak)) void name(const KernelArgs&, const LaunchContext&);
+#include "graph/op_list.h"
+CudaKernel kernel_or_null(OpKind kind) {
+  static const CudaKernel table[] = {
+#define OP(name) name,
+#include "graph/op_list.h"
+  };
+  return table[static_cast<int>(kind)];
+}
+}  // namespace spillway::cuda
+
+namespace spillway {
+namespace {
+
+using test::Rng;
+using test::Values;
+
+constexpr int64_t kGemmWorkspace = 1 << 16;
+constexpr WorkspaceRules kRules = {.threads = 1, .cuda = true, .gemm_workspace = kGemmWorkspace};
+
+// Device memory of exactly one operand, `offset` elements behind a 256-byte border.
+class Operand {
+ public:
+  explicit Operand(const TensorType& type, int64_t offset = 0)
+      : type_(type), bytes_(type.dims.count() * size_of(type.dtype)) {
+    const int64_t before = offset * size_of(type.dtype);
+    if (cudaMalloc(reinterpret_cast<void**>(&memory_), static_cast<size_t>(before + bytes_)) !=
+        cudaSuccess)
+      internal_error("no device memory for a test");
+    data_ = memory_ + before;
+  }
+  ~Operand() { cudaFree(memory_); }
+  Operand(const Operand&) = delete;
+  Operand& operator=(const Operand&) = delete;
+  char* data() const { return data_; }
+
+  void put(const Values& v) {
+    std::vector<char> host(static_cast<size_t>(bytes_));
+    for (size_t i = 0; i < v.real.size(); ++i) {
+      const float narrow = static_cast<float>(v.real[i]);
+      const uint16_t half = test::bf16_bits(narrow);
+      if (type_.dtype == Dtype::f32) std::memcpy(&host[4 * i], &narrow, 4);
+      if (type_.dtype == Dtype::bf16) std::memcpy(&host[2 * i], &half, 2);
+      if (type_.dtype == Dtype::f64) std::memcpy(&host[8 * i], &v.real[i], 8);
+    }
+    if (type_.dtype == Dtype::i32) std::memcpy(host.data(), v.integer.data(), host.size());
+    if (type_.dtype == Dtype::u8) std::memcpy(host.data(), &v.scalars, sizeof v.scalars);
+    cudaMemcpy(data_, host.data(), host.size(), cudaMemcpyHostToDevice);
+  }
+  // What nothing wrote is NaN.
+  Values get() const {
+    Values v = test::blank(type_, test::kNan);
+    const size_t size = static_cast<size_t>(size_of(type_.dtype));
+    for (size_t i = 0; i < v.real.size(); ++i) {
+      const char* at = data_ + i * size;
+      if (!emulated::written::all(emulated::address_of(at), size)) continue;
+      float narrow = 0;
+      uint16_t half = 0;
+      if (type_.dtype == Dtype::f32) std::memcpy(&narrow, at, 4);
+      if (type_.dtype == Dtype::bf16) std::memcpy(&half, at, 2);
+      v.real[i] = type_.dtype == Dtype::bf16 ? test::from_bf16(half) : narrow;
+      if (type_.dtype == Dtype::f64) std::memcpy(&v.real[i], at, 8);
+    }
+    if (type_.dtype == Dtype::u8) std::memcpy(&v.scalars, data_, sizeof v.scalars);
+    return v;
+  }
+  std::vector<char> bytes() const { return {data_, data_ + bytes_}; }
+
+ private:
+  TensorType type_;
+  int64_t bytes_;
+  char *memory_ = nullptr, *data_ = nullptr;
+};
+
+using Pairs = std::vector<std::pair<int32_t, int32_t>>;
+
+struct Way {  // to call a kernel
+  bool accumulate = false;
+  bool shifted = false;  // operands begin at odd elements
+  Pairs aliased;         // beside the case's in_place
+  int left_out = -1;     // output without data
+};
+
+struct Result {
+  std::vector<Values> out;
+  std::vector<std::vector<char>> bytes;
+};
+
+struct Stream {
+  Stream() { cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking); }
+  ~Stream() { cudaStreamDestroy(handle); }
+  cudaStream_t handle = nullptr;
+};
+
+cuda::Gemm& gemm() {
+  static cuda::Gemm only(kGemmWorkspace);
+  return only;
+}
+cudaStream_t stream() {
+  static Stream only;
+  return only.handle;
+}
+
+Result run(OpKind kind, const OpCase& c, const std::vector<Values>& in,
+           const std::vector<Values>& before, const Way& way) {
+  Pairs shared = c.in_place;
+  shared.insert(shared.end(), way.aliased.begin(), way.aliased.end());
+  Rng offsets(c.in.size() + 17);
+  const auto make = [&](const TensorType& type) {
+    const bool moved = way.shifted && type.dtype != Dtype::u8;
+    return std::make_unique<Operand>(type, moved ? test::between(offsets, 1, 7) : 0);
+  };
+  std::vector<std::unique_ptr<Operand>> inputs, outputs;
+  for (const Values& v : in) {
+    inputs.push_back(make(v.type));
+    inputs.back()->put(v);
+  }
+  for (size_t o = 0; o < c.out.size(); ++o) {
+    outputs.push_back(make(c.out[o]));
+    if (way.accumulate && test::contains(c.accumulate, o)) outputs[o]->put(before[o]);
+  }
+  const OpDef& def = op_def(kind);
+  const int64_t workspace_bytes = def.workspace ? def.workspace(c.attrs, c.in, kRules) : 0;
+  const Operand workspace({Dtype::u8, Dims(std::max<int64_t>(workspace_bytes, 1))});
+  KernelArgs args;
+  args.attrs = &c.attrs;
+  args.accumulate = way.accumulate;
+  args.micro = c.attrs.micro_batches - 1;
+  args.in_count = static_cast<int32_t>(in.size());
+  args.out_count = static_cast<int32_t>(c.out.size());
+  args.workspace = workspace_bytes > 0 ? workspace.data() : nullptr;
+  args.workspace_bytes = workspace_bytes;
+  for (size_t i = 0; i < in.size(); ++i)
+    args.in[i] = {inputs[i]->data(), c.in[i].dtype, c.in[i].dims};
+  for (size_t o = 0; o < c.out.size(); ++o)
+    args.out[o] = {outputs[o]->data(), c.out[o].dtype, c.out[o].dims};
+  std::set<size_t> overwritten;
+  for (const auto& [o, i] : shared) {
+    args.out[o].data = args.in[i].data;
+    overwritten.insert(static_cast<size_t>(i));
+  }
+  if (way.left_out >= 0) args.out[way.left_out].data = nullptr;
+
+  cuda::kernel_or_null(kind)(args, {stream(), &gemm(), 3});
+  EXPECT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+
+  Result result;
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (overwritten.count(i)) continue;
+    Operand original(c.in[i]);
+    original.put(in[i]);
+    EXPECT_EQ(inputs[i]->bytes(), original.bytes()) << "changes input " << i;
+  }
+  for (size_t o = 0; o < c.out.size(); ++o) {
+    const Operand* at = outputs[o].get();
+    for (const auto& [out, i] : shared)
+      if (out == static_cast<int32_t>(o)) at = inputs[static_cast<size_t>(i)].get();
+    result.out.push_back(at->get());
+    result.bytes.push_back(at->bytes());
+  }
+  for (const emulated::Report& r : emulated::take_reports())
+    ADD_FAILURE() << r.kind << ": " << r.text;
+  return result;
+}
+
+// ‖a − b‖ / ‖b‖ ≤ tolerance over what the reference defines (its NaNs are untouched bytes).
+void expect_close(const Values& measured, const Values& expected, double tolerance) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.real.size(); ++i) {
+    if (std::isnan(expected.real[i])) {
+      EXPECT_TRUE(std::isnan(measured.real[i])) << "writes element " << i;
+      continue;
+    }
+    ASSERT_TRUE(std::isfinite(measured.real[i])) << "element " << i << " is not finite";
+    difference += (measured.real[i] - expected.real[i]) * (measured.real[i] - expected.real[i]);
+    norm += expected.real[i] * expected.real[i];
+  }
+  EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm) + 1e-30);
+}
+
+void expect_same(const Result& a, const Result& b, const char* what, int except = -1) {
+  for (size_t o = 0; o < a.bytes.size(); ++o)
+    EXPECT_TRUE(static_cast<int>(o) == except || a.bytes[o] == b.bytes[o])
+        << "other bits " << what << ", output " << o;
+}
+
+// Ops that take part in decoding run on the CPU backend, and tensor-core tiles exist for two head
+// sizes.
+bool supported(OpKind kind, const OpCase& c) {
+  if (kind == OpKind::attention_cached || kind == OpKind::select_row || c.attrs.decode)
+    return false;
+  const bool tiled = kind == OpKind::attention || kind == OpKind::attention_grad;
+  return !tiled || c.attrs.head_dim == 64 || c.attrs.head_dim == 128;
+}
+
+// Odd shapes
+// ------------------------------------------------------------------------------------------------
+
+OpCase attention_case(OpKind kind, Dtype dtype, int batch, int context, int heads, int kv_heads,
+                      int head_dim) {
+  OpCase c = op_def(kind).cases().front();
+  c.label = "odd B" + std::to_string(batch) + " C" + std::to_string(context) + " H" +
+            std::to_string(heads) + " K" + std::to_string(kv_heads) + " d" +
+            std::to_string(head_dim);
+  c.attrs.batch = batch;
+  c.attrs.context = context;
+  c.attrs.heads = heads;
+  c.attrs.kv_heads = kv_heads;
+  c.attrs.head_dim = head_dim;
+  const int64_t rows = int64_t{batch} * context;
+  const TensorType qkv = {dtype, Dims(rows, int64_t{heads + 2 * kv_heads} * head_dim)};
+  const TensorType o = {dtype, Dims(rows, int64_t{heads} * head_dim)};
+  const TensorType lse = {Dtype::f32, Dims(int64_t{batch} * heads, context)};
+  if (kind == OpKind::attention) {
+    c.in = {qkv};
+    c.out = {o, lse};
+  } else {
+    c.in = {qkv, o, lse, o};
+    c.out = {qkv};
+  }
+  return c;
+}
+
+void add_attention_cases(OpKind kind, Rng& rng, std::vector<OpCase>& all) {
+  for (int context : {1, 17, 63, 64, 65, 129})
+    for (int head_dim : {64, 128}) {
+      const int kv_heads = static_cast<int>(test::between(rng, 1, 3));
+      const int heads = kv_heads * static_cast<int>(test::between(rng, 1, 9 / kv_heads));
+      const int batch = context < 60 ? 2 : 1;
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+        all.push_back(attention_case(kind, dtype, batch, context,
+                                     std::min(heads, context > 64 ? 3 : 9),
+                                     context > 64 ? 1 : kv_heads, head_dim));
+    }
+}
+
+// The case with its rows and columns replaced.
+OpCase resized(const OpCase& c, int64_t rows, int64_t columns, int64_t new_rows,
+               int64_t new_columns) {
+  OpCase other = c;
+  other.label = "odd T" + std::to_string(new_rows) + " h" + std::to_string(new_columns);
+  for (std::vector<TensorType>* types : {&other.in, &other.out})
+    for (TensorType& t : *types)
+      for (int i = 0; i < t.dims.rank; ++i) {
+        const int64_t d = t.dims[i];
+        t.dims.d[i] = d == rows          ? new_rows
+                      : d == columns     ? new_columns
+                      : d == 2 * columns ? 2 * new_columns
+                                         : d;
+      }
+  return other;
+}
+
+void add_row_cases(OpKind kind, int64_t rows, int64_t columns, Rng& rng, std::vector<OpCase>& all) {
+  std::vector<OpCase> like;  // of that shape, in both types and with every option
+  for (const OpCase& c : op_def(kind).cases())
+    if (c.in[0].dims[0] == rows && (c.in[0].dims[1] == columns || c.in[0].dims[1] == 2 * columns))
+      like.push_back(c);
+  ASSERT_FALSE(like.empty());
+  const std::pair<int64_t, int64_t> shapes[] = {
+      {1, 1024},
+      {17, 1000},
+      {63, 65},
+      {3, 4104},
+      {test::between(rng, 2, 140), test::between(rng, 1, 700)},
+      {test::between(rng, 2, 140), 8 * test::between(rng, 1, 90)}};
+  for (const auto& [new_rows, new_columns] : shapes)
+    for (const OpCase& c : like) all.push_back(resized(c, rows, columns, new_rows, new_columns));
+}
+
+std::vector<OpCase> odd_cases(OpKind kind) {
+  std::vector<OpCase> all;
+  Rng rng(test::test_seed() + static_cast<uint64_t>(kind));
+  switch (kind) {
+    case OpKind::attention:
+    case OpKind::attention_grad:
+      add_attention_cases(kind, rng, all);
+      break;
+    case OpKind::rmsnorm:
+    case OpKind::rmsnorm_grad:
+    case OpKind::layernorm:
+    case OpKind::layernorm_grad:
+      add_row_cases(kind, 65, 129, rng, all);
+      break;
+    case OpKind::gelu:
+    case OpKind::gelu_grad:
+    case OpKind::swiglu:
+    case OpKind::swiglu_grad:
+      add_row_cases(kind, 17, 129, rng, all);
+      break;
+    case OpKind::bias_grad:
+      add_row_cases(kind, 33, 17, rng, all);
+      break;
+    default:
+      break;
+  }
+  return all;
+}
+
+// ------------------------------------------------------------------------------------------------
+
+class CudaOp : public testing::TestWithParam<OpKind> {
+ protected:
+  void check(const OpCase& c, bool accumulate) {
+    const OpKind kind = GetParam();
+    Rng rng = test::rng_of(kind, c);
+    const std::vector<Values> in = test::draw_inputs(kind, c, rng);
+    std::vector<Values> before, expected;
+    for (size_t o = 0; o < c.out.size(); ++o) {
+      before.push_back(test::blank(c.out[o], test::kNan));
+      if (accumulate && test::contains(c.accumulate, o)) test::fill_normal(before[o], rng, 0, 1);
+    }
+    expected = before;
+    test::run_reference(kind, c.attrs, in, expected, c.in_place, test::call_of(c, accumulate));
+
+    const Result once = run(kind, c, in, before, {accumulate, false, {}, -1});
+    for (size_t o = 0; o < c.out.size(); ++o) {
+      SCOPED_TRACE("output " + std::to_string(o));
+      const bool narrow = c.out[o].dtype == Dtype::bf16;
+      expect_close(once.out[o], expected[o], narrow ? c.bf16_tolerance : c.f32_tolerance);
+      if (c.out[o].dtype != Dtype::u8) continue;
+      const StepScalars &got = once.out[o].scalars, &want = expected[o].scalars;
+      EXPECT_DOUBLE_EQ(got.norm, want.norm);
+      EXPECT_DOUBLE_EQ(got.loss, want.loss);
+      EXPECT_FLOAT_EQ(got.clip_scale, want.clip_scale);
+      EXPECT_EQ(got.skip_update, want.skip_update);
+      EXPECT_EQ(got.lr, want.lr);
+    }
+    expect_same(run(kind, c, in, before, {accumulate, false, {}, -1}), once, "in a second run");
+    expect_same(run(kind, c, in, before, {accumulate, true, {}, -1}), once, "at other offsets");
+    for (const auto& alias : c.may_alias) {
+      if (accumulate && test::contains(c.accumulate, alias.first)) continue;
+      expect_same(run(kind, c, in, before, {accumulate, false, {alias}, -1}), once, "in place");
+    }
+  }
+};
+
+TEST_P(CudaOp, MatchesTheReference) {
+  if (!cuda::kernel_or_null(GetParam())) GTEST_SKIP();
+  std::vector<OpCase> all = op_def(GetParam()).cases();
+  for (const OpCase& c : odd_cases(GetParam())) all.push_back(c);
+  for (const OpCase& c : all)
+    for (bool accumulate : {false, true}) {
+      if (accumulate && c.accumulate.empty()) continue;
+      SCOPED_TRACE(c.label + (c.in[0].dtype == Dtype::bf16 ? " bf16" : "") +
+                   (accumulate ? ", accumulating" : ""));
+      if (supported(GetParam(), c)) {
+        check(c, accumulate);
+      } else {
+        Rng rng = test::rng_of(GetParam(), c);
+        EXPECT_THROW(run(GetParam(), c, test::draw_inputs(GetParam(), c, rng), {}, {}), Error);
+      }
+      if (HasFailure()) return;  // one case says enough
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaOp, testing::ValuesIn(test::all_ops()),
+                         [](const auto& info) { return std::string(op_def(info.param).name); });
+
+TEST(CudaOps, NormsLeaveOutWhatIsNotWanted) {
+  if (!cuda::kernel_or_null(OpKind::rmsnorm)) GTEST_SKIP();
+  for (OpKind kind : {OpKind::rmsnorm, OpKind::layernorm})
+    for (const OpCase& c : op_def(kind).cases()) {
+      SCOPED_TRACE(c.label);
+      Rng rng = test::rng_of(kind, c);
+      const std::vector<Values> in = test::draw_inputs(kind, c, rng);
+      const Result whole = run(kind, c, in, {}, {});
+      for (int left_out = 0; left_out < static_cast<int>(c.out.size()); ++left_out)
+        expect_same(run(kind, c, in, {}, {false, false, {}, left_out}), whole, "without one output",
+                    left_out);
+    }
+}
+
+TEST(CudaOps, SkippedUpdateWritesNothing) {
+  if (!cuda::kernel_or_null(OpKind::adamw)) GTEST_SKIP();
+  for (const OpCase& c : op_def(OpKind::adamw).cases()) {
+    SCOPED_TRACE(c.label);
+    Rng rng = test::rng_of(OpKind::adamw, c);
+    std::vector<Values> in = test::draw_inputs(OpKind::adamw, c, rng);
+    in[0].real[0] = test::kNan;
+    in[1].scalars.skip_update = 1;
+    const Result result = run(OpKind::adamw, c, in, {}, {});
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(result.out[i].real, in[i + 2].real);
+    for (size_t o = 3; o < c.out.size(); ++o)
+      for (double x : result.out[o].real) ASSERT_TRUE(std::isnan(x));
+  }
+}
+
+TEST(CudaOps, NonFiniteNormOrLossIsSeen) {
+  if (!cuda::kernel_or_null(OpKind::norm_finish)) GTEST_SKIP();
+  for (const OpCase& c : op_def(OpKind::norm_finish).cases())
+    for (size_t operand : {0, 1})
+      for (double bad : {test::kNan, HUGE_VAL}) {
+        SCOPED_TRACE(c.label);
+        Rng rng = test::rng_of(OpKind::norm_finish, c);
+        std::vector<Values> in = test::draw_inputs(OpKind::norm_finish, c, rng);
+        EXPECT_EQ(run(OpKind::norm_finish, c, in, {}, {}).out[0].scalars.skip_update, 0u);
+        in[operand].real.back() = bad;
+        EXPECT_EQ(run(OpKind::norm_finish, c, in, {}, {}).out[0].scalars.skip_update, 1u);
+      }
+}
+
+}  // namespace
+}  // namespace spillway
