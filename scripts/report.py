@@ -14,6 +14,9 @@ import sys
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 900, 260, 70, 30, 12
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5",
            "#9c6b4e", "#9498a0", "#1f4f8a", "#b8860b"]
+STYLE = ("body{font:14px sans-serif;max-width:960px;margin:2em auto;color:#222}svg{width:100%}"
+         "text{font-size:11px;fill:#555}.grid{stroke:#ddd}span{margin-right:1em}"
+         "i{display:inline-block;width:10px;height:10px;margin-right:4px}h2{font-size:16px;margin-top:2em}")
 LANES = ["compute", "host to device", "device to host", "communication"]
 
 
@@ -39,20 +42,27 @@ def human(value, unit=""):
 
 
 class Axes:
-    def __init__(self, x_max, y_max, y_min=0.0, y_unit="", x_unit=""):
-        self.x_max, self.y_max, self.y_min = x_max or 1.0, y_max, y_min
+    """A chart's frame. `x_text` writes the value of a tick; `ticks`, (x, text) each, replace the
+    even ones."""
+
+    def __init__(self, x_max, y_max, y_min=0.0, y_unit="", x_unit="", x_min=0.0, x_text=None, ticks=None):
+        self.x_max, self.x_min, self.y_max, self.y_min = x_max, x_min, y_max, y_min
+        if self.x_max <= self.x_min:
+            self.x_max = self.x_min + 1.0
         if self.y_max <= self.y_min:
             self.y_max = self.y_min + 1.0
         self.parts = []
+        x_text = x_text or (lambda x: human(x, x_unit))
         for i in range(5):
             y = self.y_min + (self.y_max - self.y_min) * i / 4
             self.parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{self.y(y):.1f}" y2="{self.y(y):.1f}" class="grid"/>'
                               f'<text x="{LEFT - 6}" y="{self.y(y) + 4:.1f}" text-anchor="end">{human(y, y_unit)}</text>')
-            x = self.x_max * i / 4
-            self.parts.append(f'<text x="{self.x(x):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{human(x, x_unit)}</text>')
+        even = [self.x_min + (self.x_max - self.x_min) * i / 4 for i in range(5)]
+        for x, text in ticks or [(x, x_text(x)) for x in even]:
+            self.parts.append(f'<text x="{self.x(x):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(text)}</text>')
 
     def x(self, value):
-        return LEFT + (WIDTH - LEFT - 20) * value / self.x_max
+        return LEFT + (WIDTH - LEFT - 20) * (value - self.x_min) / (self.x_max - self.x_min)
 
     def y(self, value):
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - self.y_min) / (self.y_max - self.y_min))
@@ -62,7 +72,12 @@ class Axes:
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if dots:
-            self.parts += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in points]
+            for x, y in points:
+                self.dot(x, y, colour)
+
+    def dot(self, x, y, colour, title=""):
+        tip = f"<title>{html.escape(title)}</title>" if title else ""
+        self.parts.append(f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}">{tip}</circle>')
 
     def area(self, xs, low, high, colour, label):
         up = [f"{self.x(x):.1f},{self.y(v):.1f}" for x, v in zip(xs, high)]
@@ -154,10 +169,7 @@ def main():
         events = json.loads(timeline.read_text())["traceEvents"]
         body += [memory_chart(events, "device memory"), memory_chart(events, "host memory"),
                  lane_chart(events, 0, "Lanes of one step, planned"), lane_chart(events, 1, "Lanes of one step, measured")]
-    style = ("body{font:14px sans-serif;max-width:960px;margin:2em auto;color:#222}svg{width:100%}"
-             "text{font-size:11px;fill:#555}.grid{stroke:#ddd}span{margin-right:1em}"
-             "i{display:inline-block;width:10px;height:10px;margin-right:4px}h2{font-size:16px;margin-top:2em}")
-    page = (f"<!doctype html><meta charset=utf-8><title>{html.escape(str(args.output))}</title><style>{style}</style>"
+    page = (f"<!doctype html><meta charset=utf-8><title>{html.escape(str(args.output))}</title><style>{STYLE}</style>"
             f"<h1>{html.escape(str(args.output))}</h1><p>{len(rows)} steps, last loss {rows[-1]['loss']}</p>" + "".join(body))
     target = args.output / "report.html"
     target.write_text(page)
