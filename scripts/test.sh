@@ -5,6 +5,8 @@
 # --without tmpfs     leaves out the test of a full disk (mounting needs root)
 # --without sanitizers  leaves out the builds with ASan, UBSan and TSan
 # --without fuzz      leaves out the fuzzing of configs, token files and checkpoints
+# --without slurm     leaves out the tests on a two-node Slurm of their own (needs root)
+# --without two_hosts leaves out the tests on two hosts in network namespaces (needs root)
 # --long              longer campaigns of the random tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,8 +23,8 @@ done
 leave_out() { [[ " ${without[*]-} " == *" $1 "* ]]; }
 for name in "${without[@]-}"; do
   case $name in
-    "" | torch | tmpfs | sanitizers | fuzz) ;;
-    *) echo "test.sh: --without $name: expected torch, tmpfs, sanitizers or fuzz" >&2; exit 2 ;;
+    "" | torch | tmpfs | sanitizers | fuzz | slurm | two_hosts) ;;
+    *) echo "test.sh: --without $name: expected torch, tmpfs, sanitizers, fuzz, slurm or two_hosts" >&2; exit 2 ;;
   esac
 done
 
@@ -36,15 +38,27 @@ fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export SPILLWAY_LONG=$long
-exclude=()
+labels=()  # of tests that are left out
 if leave_out torch; then
   skipped+=("PyTorch comparisons")
-  exclude+=(-LE torch)
+  labels+=(torch)
 else
   SPILLWAY_PYTHON=$(scripts/install_torch.sh)
   export SPILLWAY_PYTHON
 fi
 if leave_out tmpfs; then skipped+=("full disk"); export SPILLWAY_WITHOUT_TMPFS=1; fi
+# Why this machine cannot have a cluster of its own, or nothing.
+cluster_problem() {
+  PYTHONPATH=tests python3 -B -c 'import sys, importlib
+print(importlib.import_module("cluster." + sys.argv[1]).missing())' "$1"
+}
+for name in slurm two_hosts; do
+  problem=$(cluster_problem $name)
+  if leave_out $name; then problem="left out"; fi
+  if [ -n "$problem" ]; then skipped+=("$name tests: $problem"); labels+=($name); fi
+done
+exclude=()
+if [ ${#labels[@]} -gt 0 ]; then exclude=(-LE "^($(IFS='|'; echo "${labels[*]}"))$"); fi
 
 cmake --preset release >/dev/null
 cmake --build build

@@ -3,6 +3,7 @@
 never disturbed; a sweep as a job array."""
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
@@ -62,6 +63,13 @@ class Slurm(unittest.TestCase):
             self.assertLess(steps_done(self.path / "srun"), STEPS, "the urgent job came too late")
             self.check_end(cluster, job, "srun")
             self.assertIn("2 ranks", self.log("srun"))
+
+            readme = re.search(r"^sbatch (.*)$", (ROOT / "README.md").read_text(), re.M).group(1).split()
+            job = cluster.submit(f"--output={self.path}/readme.log", "--time=10", *readme, "--set", f"output={self.path}/readme",
+                                 "--set", "train.steps=4", "--set", "optimizer.warmup=2")
+            state = cluster.wait_state(job, "COMPLETED", "FAILED", "TIMEOUT")
+            self.assertEqual((state["JobState"], state["NumNodes"], steps_done(self.path / "readme")), ("COMPLETED", "2", 4),
+                             self.log("readme"))
 
             bad = self.submit(cluster, "bad", "srun", "--set", "optimizer.lr=-1")
             state = cluster.wait_state(bad, "COMPLETED", "FAILED")

@@ -36,8 +36,8 @@ class Readme(unittest.TestCase):
             known += help_of(sub)
         scripts = "".join((ROOT / name).read_text()
                           for name in set(re.findall(r"scripts/[\w./]+\.(?:sh|py)", README)))
-        mpirun = {"--bind-to", "--oversubscribe"}
-        for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - mpirun:
+        theirs = {"--bind-to", "--oversubscribe", "--hostfile", "--nodes", "--mpi"}  # mpirun, sbatch, srun
+        for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - theirs:
             self.assertTrue(option in known or f'"{option}"' in scripts or f"{option})" in scripts
                             or f"{option} " in scripts, option)
 
@@ -66,6 +66,27 @@ class Readme(unittest.TestCase):
                                           env=ENVIRONMENT, timeout=300)
                     expected = 75 if "--stop-at" in words else 0
                     self.assertEqual(done.returncode, expected, done.stdout + done.stderr)
+
+    def test_sweep_commands_run(self):
+        """Each as it stands, but on a copy of the sweep file with few trials and steps and a folder of its own."""
+        lines = [c for c in COMMANDS if "scripts/sweep.py" in c]
+        self.assertGreater(len(lines), 2)
+        with Folder() as folder:
+            for line in lines:
+                with self.subTest(line=line):
+                    words = shlex.split(line)
+                    at = next(i for i, w in enumerate(words) if w.endswith(".json"))
+                    sweep = json.loads((ROOT / words[at]).read_text())
+                    sweep["output"] = str(folder / "sweep")
+                    sweep["set"].update({"train.steps": 2, "train.eval_every": 2, "train.eval_batches": 1,
+                                         "optimizer.warmup": 1})
+                    sweep["grid"] = {key: values[:2 - i] for i, (key, values) in enumerate(sweep["grid"].items())}
+                    words[at] = str(folder / "sweep.json")
+                    (folder / "sweep.json").write_text(json.dumps(sweep))
+                    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=300)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertTrue((folder / "sweep" / "results.html").is_file())
+            self.assertIn("2 of 2 trials finished", done.stdout)
 
     def newest(self, folder):
         found = sorted((folder / "run" / "checkpoints").glob("step_*"))
