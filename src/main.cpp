@@ -9,6 +9,7 @@
 #include "checkpoint/store.h"
 #include "runtime/cpu/mpi_communicator.h"
 #include "train/bench.h"
+#include "train/doctor.h"
 #include "train/plan_command.h"
 #include "train/sample.h"
 #include "train/together.h"
@@ -25,6 +26,7 @@ struct CommandLine {
   PlanOptions plan;
   SampleOptions sample;
   BenchOptions bench;
+  DoctorOptions doctor;
   std::string inspect_path;
 };
 
@@ -109,6 +111,11 @@ int run(int argc, char** argv) {
   add_config_options(bench, c, false);
   bench->add_option("--repeat", c.bench.repeat, "Measured repetitions")->check(CLI::PositiveNumber);
 
+  auto* doctor =
+      app.add_subcommand("doctor", "Look for what breaks runs here, alone, under mpirun or srun");
+  add_config_options(doctor, c, false);
+  doctor->add_flag("--json", c.doctor.json, "JSON alone on standard output");
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -122,6 +129,11 @@ int run(int argc, char** argv) {
   if (*inspect) {
     std::fputs(inspect_checkpoint(posix_file_system(), c.inspect_path).c_str(), stdout);
     return 0;
+  }
+  if (*doctor) {
+    c.doctor.config = c.config;
+    c.doctor.set = c.set;
+    return static_cast<int>(doctor_command(c.doctor));
   }
   if (*bench) {
     c.bench.config = c.config;

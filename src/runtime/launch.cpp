@@ -47,6 +47,48 @@ void bind_all_threads(const cpu_set_t& set) {
 
 }  // namespace
 
+Launcher detect_launcher() {
+  const auto number = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value ? std::atoi(value) : 0;
+  };
+  Launcher l;
+  if (std::getenv("OMPI_COMM_WORLD_SIZE")) {
+    l.name = "Open MPI's mpirun";
+    l.ranks = std::max(1, number("OMPI_COMM_WORLD_SIZE"));
+    l.mpi = l.ranks > 1;
+    return l;
+  }
+  if (std::getenv("PMIX_RANK")) {
+    const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr;
+    l.name = slurm ? "srun --mpi=pmix" : "a PMIx launcher";
+    l.ranks = number("SLURM_STEP_NUM_TASKS");
+    l.mpi = l.ranks != 1;
+    return l;
+  }
+  if (std::getenv("SLURM_PROCID") && number("SLURM_STEP_NUM_TASKS") > 1) {
+    l.name = "srun without PMIx";
+    l.problem = fmt::format("srun started {} tasks that cannot find each other",
+                            number("SLURM_STEP_NUM_TASKS"));
+    l.mend = "use srun --mpi=pmix";
+    return l;
+  }
+  // Hydra (MPICH, Intel MPI) and MVAPICH; each rank would train the whole run by itself.
+  const int foreign =
+      std::max({number("PMI_SIZE"), number("MPI_LOCALNRANKS"), number("MV2_COMM_WORLD_SIZE")});
+  if (foreign > 1) {
+    l.name = "another MPI's launcher";
+    l.problem = fmt::format(
+        "the launcher of another MPI (MPICH, Intel MPI, MVAPICH) started {} processes that cannot "
+        "find each other",
+        foreign);
+    l.mend = "start train with the mpirun of Open MPI, or srun --mpi=pmix";
+    return l;
+  }
+  l.name = "alone";
+  return l;
+}
+
 CoreShare share_cores(int wanted, int bound, int node, int ranks_on_node, bool launched) {
   const int share = std::max(1, node / std::max(1, ranks_on_node));
   if (!launched) return {wanted > 0 ? wanted : std::max(1, std::min(bound, share)), false};

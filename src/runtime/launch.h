@@ -7,6 +7,16 @@
 
 namespace spillway {
 
+// How this process was started, as its environment tells.
+struct Launcher {
+  std::string name;     // "alone", "Open MPI's mpirun", "srun --mpi=pmix", …
+  int ranks = 1;        // 0: only MPI itself knows
+  bool mpi = false;     // it is one of several ranks, or may be: MPI must be asked
+  std::string problem;  // not "": ranks that would each believe to be alone, and what to do
+  std::string mend;
+};
+Launcher detect_launcher();
+
 struct CoreShare {
   int threads = 1;     // compute threads of this rank
   bool widen = false;  // the rank must first be given its share of the node's cores

@@ -14,6 +14,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "runtime/launch.h"
 #include "runtime/local_communicator.h"
 #include "runtime/progress_word.h"
 
@@ -241,16 +242,18 @@ void MpiCommunicator::gather(const void* data, int64_t bytes, void* out) {
 }
 
 std::unique_ptr<Communicator> make_communicator() {
-  const char* ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
-  if (!ranks && std::getenv("PMIX_RANK")) ranks = std::getenv("SLURM_STEP_NUM_TASKS");
-  if (!ranks && std::getenv("PMIX_RANK")) return std::make_unique<MpiCommunicator>();
-  if (!ranks) {
-    const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-    if (tasks && std::getenv("SLURM_PROCID") && std::atoi(tasks) > 1)
-      bad_input("srun started {} tasks that cannot find each other: use srun --mpi=pmix", tasks);
-  }
-  if (ranks && std::atoi(ranks) > 1) return std::make_unique<MpiCommunicator>();
+  const Launcher launcher = detect_launcher();
+  if (!launcher.problem.empty()) bad_input("{}: {}", launcher.problem, launcher.mend);
+  if (launcher.mpi) return std::make_unique<MpiCommunicator>();
   return std::make_unique<LocalCommunicator>();
+}
+
+std::string mpi_library() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string all(text, static_cast<size_t>(length));
+  return all.substr(0, all.find(','));
 }
 
 }  // namespace spillway

@@ -15,6 +15,8 @@ namespace spillway {
 // Error(bad_input) for a launcher whose ranks cannot find each other.
 std::unique_ptr<Communicator> make_communicator();
 
+std::string mpi_library();  // "Open MPI v4.1.4"; may be asked before MPI is initialised
+
 // One a process: the constructor initialises MPI, the destructor ends it (unless aborted, when
 // peers may be gone: the process then ends without MPI_Finalize). Waiting spins for a moment, then
 // sleeps between looks, so that ranks that share cores do not starve each other's kernels.
