@@ -31,6 +31,7 @@
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/attention_simt.cuh"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/table.h"
 
 namespace spillway::cuda {
 namespace {
@@ -154,7 +155,7 @@ void enqueue(const AttentionShape& shape, const KernelArgs& args, const LaunchCo
 }  // namespace
 
 void attention(const KernelArgs& args, const LaunchContext& context) {
-  AttentionShape shape = attention_shape(args);
+  const AttentionShape shape = attention_shape(args);
   if (args.in[0].dtype == Dtype::bf16) {
     if (args.attrs->head_dim == 64)
       enqueue<MmaTile<64, 2, 32>, 3>(shape, args, context);

@@ -32,6 +32,8 @@
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/attention_simt.cuh"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/table.h"
+#include "kernels/cuda/workspace.h"
 
 namespace spillway::cuda {
 namespace {
@@ -262,7 +264,9 @@ void enqueue(const AttentionShape& shape, const KernelArgs& args, const LaunchCo
   const float* lse = args.in[2].as<float>();
   const T* dout = args.in[3].as<T>();
   T* dqkv = args.out[0].as<T>();
-  float* delta = static_cast<float*>(args.workspace);
+  Workspace workspace("attention_grad", args);
+  float* delta =
+      workspace.take_array<float>(int64_t{shape.sequences} * shape.context * shape.heads);
 
   const int64_t lanes = int64_t{shape.sequences} * shape.context * shape.o_pitch /
                         TileLayout<T, Tile::kHead>::kPerChunk;

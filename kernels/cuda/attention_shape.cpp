@@ -14,8 +14,8 @@ AttentionShape attention_shape(const KernelArgs& args) {
   const Attrs& attrs = *args.attrs;
   if (attrs.head_dim != 64 && attrs.head_dim != 128)
     bad_input(
-        "not supported yet: head size {} on the CUDA backend; it has attention for head sizes 64 "
-        "and 128 (choose model.hidden = 64 or 128 times model.heads, or \"backend\": \"cpu\")",
+        "not supported yet: head size {} on the CUDA backend, whose attention has 64 and 128; set "
+        "model.head_dim to one of them, or \"backend\" to \"cpu\"",
         attrs.head_dim);
   AttentionShape shape;
   shape.sequences = attrs.batch;

@@ -79,7 +79,7 @@ int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
 int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
                        const WorkspaceRules& rules) {
   // The CUDA kernels keep Σ do·o of every row and head.
-  const int64_t cuda = rules.cuda ? aligned(in[0].dims[0] * attrs.heads * 4) : 0;
+  const int64_t cuda = rules.cuda ? round_up(in[0].dims[0] * attrs.heads * 4, 256) : 0;
   return std::max(attention_workspace(attrs, in[0].dtype, rules.threads, true), cuda);
 }
 
