@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <memory>
-#include <random>
 
 #include "config/hardware.h"
-#include "data/dataset.h"
-#include "model/model.h"
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
 #include "telemetry/timeline.h"
+#include "train/bench_device.h"
 #include "train/bench_gemm.h"
-#include "train/session.h"
-#include "train/state.h"
+#include "train/stepper.h"
 
 namespace spillway {
 namespace {
@@ -28,55 +23,6 @@ int bench_threads(const Config& config) {
   LocalCommunicator alone;
   return claim_cores(static_cast<int>(config.train.threads), alone).threads;
 }
-
-// A session on random tokens, ready to step.
-class Stepper {
- public:
-  Stepper(const Config& config, int threads)
-      : backend_(choose_backend(config.hardware.backend, communicator_)),
-        workload_(config, Topology{.threads = threads},
-                  profile_for(backend_, config.hardware, communicator_)),
-        session_(workload_, communicator_, {.backend = backend_}) {
-    initialise_state(session_.train_schedule(), session_.homes(), session_.executor(), 1);
-    std::mt19937 rng(1);
-    const int64_t rows = config.train.micro_batch * config.model.context;
-    for (int32_t m = 0; m < workload_.spec.micro_batches; ++m) {
-      int32_t* tokens = session_.io<int32_t>("train.tokens", m);
-      int32_t* targets = session_.io<int32_t>("train.targets", m);
-      int32_t* order = session_.io<int32_t>("train.token_order", m);
-      for (int64_t r = 0; r < rows; ++r) {
-        tokens[r] = static_cast<int32_t>(rng() % config.model.vocab);
-        targets[r] = static_cast<int32_t>(rng() % config.model.vocab);
-        order[r] = static_cast<int32_t>(r);
-      }
-      std::stable_sort(order, order + rows,
-                       [tokens](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
-    }
-    StepScalars scalars;
-    scalars.step = 1;
-    scalars.lr = 1e-5f;
-    scalars.beta1_correction = 0.1f;
-    scalars.beta2_correction = 0.05f;
-    std::memcpy(session_.io<StepScalars>("train.scalars"), &scalars, sizeof scalars);
-  }
-
-  double step() {
-    const auto begin = std::chrono::steady_clock::now();
-    session_.executor().run(0);
-    session_.executor().finish();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    return seconds.count();
-  }
-
-  Session& session() { return session_; }
-  const Workload& workload() const { return workload_; }
-
- private:
-  LocalCommunicator communicator_;
-  BackendChoice backend_;
-  Workload workload_;
-  Session session_;
-};
 
 double best_gemm(const Config& config, int threads, int64_t repeat) {
   const Dtype dtype = config.train.precision == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
@@ -189,16 +135,20 @@ void bench_overlap(Config config, int64_t repeat) {
 }  // namespace
 
 ExitCode bench_command(const BenchOptions& options) {
-  const std::vector<std::string> words = {"gemm", "step", "overlap"};
+  const std::vector<std::string> words = {"gemm", "step", "overlap", "device"};
   if (std::find(words.begin(), words.end(), options.what) == words.end())
-    bad_input("bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap)",
+    bad_input("bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap, device)",
               options.what, nearest(options.what, words));
   const std::string path = options.config.empty()
                                ? config_root() + "/configs/runs/gpt2-124m-bench.json"
                                : options.config;
+  if (!options.json.empty() && options.what != "device")
+    bad_input("bench {}: --json goes with bench device", options.what);
   const Config config = load_config(path, options.set);
   if (options.what == "gemm") bench_gemm(options.repeat, bench_threads(config));
   if (options.what == "step") bench_step(config, options.repeat);
+  if (options.what == "device")
+    bench_device(config, bench_threads(config), options.repeat, options.json);
   if (options.what == "overlap") bench_overlap(config, options.repeat);
   return ExitCode::done;
 }

@@ -10,10 +10,11 @@
 namespace spillway {
 
 struct BenchOptions {
-  std::string what;    // "gemm", "step" or "overlap"
-  std::string config;  // step and overlap; default configs/runs/gpt2-124m-bench.json
+  std::string what;    // "gemm", "step", "overlap" or "device"
+  std::string config;  // all but gemm; default configs/runs/gpt2-124m-bench.json
   std::vector<std::string> set;
   int64_t repeat = 5;
+  std::string json;  // device: file for what was measured, or ""
 };
 
 // gemm:    GFLOP/s of packed matrix products on three large shapes, ours beside oneDNN's.
@@ -22,6 +23,7 @@ struct BenchOptions {
 // all-resident
 //          step; activations and moments stream. Step time against all-resident, interleaved, and
 //          the share of copy seconds that ran under compute.
+// device:  what a hardware profile says of the device, measured (bench_device.h).
 // Throws Error(bad_input) for another word.
 ExitCode bench_command(const BenchOptions& options);
 

@@ -51,7 +51,7 @@ Session::Session(const Workload& workload, Communicator& communicator,
   if (!findings.empty()) internal_error("the plan is not valid: {}", describe(findings[0]));
   verify_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  together(communicator, [&] { make_device(communicator, options); });
+  together(communicator, [&] { device_ = make_device(workload, communicator, options); });
   device_->connect(plan.lowered.set);
   together(communicator, [&] {
     device_->warm_up(plan.lowered.set, plan.layout);
@@ -63,26 +63,26 @@ Session::Session(const Workload& workload, Communicator& communicator,
   device_->record_times(LaneRecorder::sink, recorder_.get(), Device::Timed::waits);
 }
 
-void Session::make_device(Communicator& communicator, const SessionOptions& options) {
+std::unique_ptr<Device> make_device(const Workload& workload, Communicator& communicator,
+                                    const SessionOptions& options) {
   if (options.backend.cuda) {
     if (options.chaos_us > 0) bad_input("--chaos-us delays copies of the CPU backend only");
     CudaDeviceRequest request;
-    request.reserve_bytes = workload_.input.profile.reserve_bytes;
+    request.reserve_bytes = workload.input.profile.reserve_bytes;
     request.gemm_algorithms = options.gemm_algorithms;
     request.say = options.say;
-    request.gemm_workspace = workload_.input.profile.gemm_workspace;
-    device_ = cuda_backend()->make_device(communicator, options.backend.device, request);
-    return;
+    request.gemm_workspace = workload.input.profile.gemm_workspace;
+    return cuda_backend()->make_device(communicator, options.backend.device, request);
   }
   CpuDeviceOptions device;
-  device.link = workload_.config.hardware.link;
+  device.link = workload.config.hardware.link;
   device.chaos_seed = options.chaos_seed;
   device.chaos_us = options.chaos_us;
-  device.compute_thread_start = [threads = workload_.topology.threads] {
+  device.compute_thread_start = [threads = workload.topology.threads] {
     cpu::set_threads(threads);
   };
-  device_ = std::make_unique<CpuDevice>(options.kernels ? options.kernels : cpu::kernel,
-                                        &communicator, device);
+  return std::make_unique<CpuDevice>(options.kernels ? options.kernels : cpu::kernel, &communicator,
+                                     device);
 }
 
 // Every rank lowers the one placement for itself; rank 0 has done so if it made it.

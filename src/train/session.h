@@ -25,6 +25,10 @@ struct SessionOptions {
   std::function<void(bool waiting)> on_host_wait;  // of Executor::Options
 };
 
+// The device of `options.backend`, not started yet (device.h says how). Throws what it throws.
+std::unique_ptr<Device> make_device(const Workload& workload, Communicator& communicator,
+                                    const SessionOptions& options);
+
 class Session {
  public:
   // Plans on rank 0, agrees on all, verifies, starts the device and reserves the arenas. Throws
@@ -50,7 +54,6 @@ class Session {
   }
 
  private:
-  void make_device(Communicator& communicator, const SessionOptions& options);
   void adopt_plan(bool made_here, const std::string& plan_file);
 
   const Workload& workload_;

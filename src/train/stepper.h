@@ -1,0 +1,27 @@
+// A planned run on random tokens, for benchmarks: one rank, steps at will.
+#pragma once
+
+#include "runtime/backend.h"
+#include "runtime/local_communicator.h"
+#include "train/session.h"
+#include "train/workload.h"
+
+namespace spillway {
+
+class Stepper {
+ public:
+  // Plans, starts the device and initialises parameters and tokens from a fixed seed.
+  Stepper(const Config& config, int threads);
+
+  double step();  // seconds, from the first instruction issued to the last one done
+  Session& session() { return session_; }
+  const Workload& workload() const { return workload_; }
+
+ private:
+  LocalCommunicator communicator_;
+  BackendChoice backend_;
+  Workload workload_;
+  Session session_;
+};
+
+}  // namespace spillway
