@@ -158,18 +158,31 @@ class Bench {
   std::vector<Interval> intervals_;
 };
 
-// Work of `instr` a second over the time from its first begin to its last end, within [from, to].
-double rate(const std::vector<Interval>& all, const Instr& instr, double work, double from = 0,
-            double to = HUGE_VAL) {
+// Work of `instr` a second, from its first begin to its last end.
+double rate(const std::vector<Interval>& all, const Instr& instr, double work) {
   double begin = HUGE_VAL, end = 0;
   int count = 0;
   for (const Interval& i : all)
-    if (i.instr == &instr && i.begin >= from && i.end <= to) {
+    if (i.instr == &instr) {
       begin = std::min(begin, i.begin);
       end = std::max(end, i.end);
       ++count;
     }
-  return count > 0 && end > begin ? count * work / (end - begin) : 0;
+  return end > begin ? count * work / (end - begin) : 0;
+}
+
+// `work` of every op a second while copies ran, begun and ended ones by their part.
+double rate_under_copies(const std::vector<Interval>& all, double work) {
+  double begin = HUGE_VAL, end = 0, done = 0;
+  for (const Interval& i : all)
+    if (i.instr->kind == InstrKind::copy) {
+      begin = std::min(begin, i.begin);
+      end = std::max(end, i.end);
+    }
+  for (const Interval& i : all)
+    if (i.instr->kind == InstrKind::op && i.end > i.begin)
+      done += std::max(0.0, std::min(end, i.end) - std::max(begin, i.begin)) / (i.end - i.begin);
+  return end > begin ? done * work / (end - begin) : 0;
 }
 
 }  // namespace
@@ -211,7 +224,7 @@ LinkRates measure_link(const Workload& workload, Communicator& communicator,
     }
   };
   const auto keep = [](double& best, double value) { best = std::max(best, value); };
-  bench.launch(LinkProgram::gemm);
+  for (const int which : {LinkProgram::gemm, LinkProgram::moved_gemm}) bench.launch(which);
   copies(true, true);
   device->synchronise_all();
   const std::vector<char> expected = bench.result(LinkProgram::gemm);
@@ -229,7 +242,7 @@ LinkRates measure_link(const Workload& workload, Communicator& communicator,
     });
     keep(rates.gemm, rate(times, gemm, flops));
 
-    // GEMMs for twice as long as the copies should take; the last one has moved.
+    // GEMMs for twice as long as the copies should take; the first one has moved.
     const double seconds = kCopies * bytes / std::min(rates.h2d_both, rates.d2h_both);
     const int gemms =
         std::clamp(static_cast<int>(std::ceil(2 * seconds * rates.gemm / flops)), 4, 256);
@@ -240,13 +253,7 @@ LinkRates measure_link(const Workload& workload, Communicator& communicator,
     });
     keep(rates.h2d_gemm, rate(times, h2d, bytes));
     keep(rates.d2h_gemm, rate(times, d2h, bytes));
-    double begin = HUGE_VAL, end = 0;
-    for (const Interval& i : times)
-      if (i.instr == &h2d || i.instr == &d2h) {
-        begin = std::min(begin, i.begin);
-        end = std::max(end, i.end);
-      }
-    keep(rates.gemm_copies, rate(times, gemm, flops, begin, end));
+    keep(rates.gemm_copies, rate_under_copies(times, flops));
     for (const int which : {LinkProgram::gemm, LinkProgram::moved_gemm})
       rates.gemm_bits_same &= bench.result(which) == expected;
   }
