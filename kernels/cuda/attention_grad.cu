@@ -33,6 +33,7 @@
 #include "kernels/cuda/attention_simt.cuh"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/table.h"
+#include "kernels/cuda/vector_access.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace spillway::cuda {
@@ -43,25 +44,18 @@ namespace {
 template <class T, int kHead>
 __global__ void __launch_bounds__(256)
     attention_delta_kernel(AttentionShape shape, const T* o, const T* dout, float* delta) {
-  constexpr int kPerLane = 16 / static_cast<int>(sizeof(T)), kLanes = kHead / kPerLane;
+  constexpr int kPerLane = kPack<T>, kLanes = kHead / kPerLane;
   const int64_t place = int64_t{blockIdx.x} * 256 + threadIdx.x;
   const int64_t all = int64_t{shape.sequences} * shape.context * shape.heads;
   const int64_t item = min(place / kLanes, all - 1);  // of [row, head]; whole warps shuffle
   const int64_t from = item * kHead + place % kLanes * kPerLane;
-  T x[kPerLane], y[kPerLane];
-  if (shape.aligned) {
-    const uint4 a = *reinterpret_cast<const uint4*>(o + from);
-    const uint4 b = *reinterpret_cast<const uint4*>(dout + from);
-    memcpy(x, &a, 16);
-    memcpy(y, &b, 16);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) x[e] = o[from + e], y[e] = dout[from + e];
-  }
+  const auto load = [&](const T* row) {
+    return widen(shape.aligned ? load_pack<true>(row, kPerLane) : load_pack<false>(row, kPerLane));
+  };
+  const auto x = load(o + from), y = load(dout + from);
   float sum = 0;
 #pragma unroll
-  for (int e = 0; e < kPerLane; ++e)
-    sum = fmaf(static_cast<float>(x[e]), static_cast<float>(y[e]), sum);
+  for (int e = 0; e < kPerLane; ++e) sum = fmaf(x.v[e], y.v[e], sum);
 #pragma unroll
   for (int lane = kLanes / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
   if (place % kLanes != 0 || place / kLanes >= all) return;

@@ -11,12 +11,13 @@
 #pragma once
 
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/vector_access.cuh"
 
 namespace spillway::cuda {
 
 template <int kHead_, int kRowTiles, int kCols_>
 struct MmaTile {
-  using T = __nv_bfloat16;
+  using T = Bf16;
   using Layout = TileLayout<T, kHead_>;
   static constexpr int kHead = kHead_, kCols = kCols_;
   static constexpr int kThreads = 128;
@@ -101,7 +102,7 @@ struct MmaTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float(&pair)[4] = p.v[m][2 * k + i / 2];
-          left[m][k][i] = packed(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+          left[m][k][i] = narrow_pair(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
 #pragma unroll
     for (int n = 0; n < kHead / 16; ++n) {
@@ -131,17 +132,10 @@ struct MmaTile {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           T* to = tile + Layout::offset(row(2 * m + h), n) + lane() % 4 * 2;
-          *reinterpret_cast<uint32_t*>(to) = packed(sums.v[m][n][2 * h], sums.v[m][n][2 * h + 1]);
+          *reinterpret_cast<uint32_t*>(to) =
+              narrow_pair(sums.v[m][n][2 * h], sums.v[m][n][2 * h + 1]);
         }
     store_rows<kWarpRows, kHead>(tile, target, pitch, first, warp_row(), limit, aligned);
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t packed(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, 4);
-    return bits;
   }
 };
 
