@@ -287,6 +287,36 @@ void add_row_cases(OpKind kind, int64_t rows, int64_t columns, Rng& rng, std::ve
     for (const OpCase& c : like) all.push_back(resized(c, rows, columns, new_rows, new_columns));
 }
 
+// Sums that the GEMM library splits, rows that are no multiple of 16 bytes.
+void add_matmul_cases(OpKind kind, Rng& rng, std::vector<OpCase>& all) {
+  for (const OpCase& c : op_def(kind).cases()) {
+    const int64_t rows = c.in[0].dims[0], columns = c.in[1].dims[0], inner = c.in[0].dims[1];
+    if (kind != OpKind::matmul || rows != 65 || columns != 129 || inner != 33) continue;
+    for (const int64_t k : {int64_t{257}, int64_t{513}, 2 * test::between(rng, 64, 300) + 1}) {
+      OpCase other = c;
+      other.label = "odd k" + std::to_string(k) + (c.attrs.bias ? " bias" : "");
+      other.in[0].dims.d[1] = other.in[1].dims.d[1] = k;
+      all.push_back(other);
+    }
+  }
+}
+
+// Rows of logits that a block walks in several turns, with and without whole groups of four.
+void add_loss_cases(OpKind kind, std::vector<OpCase>& all) {
+  for (const OpCase& c : op_def(kind).cases()) {
+    if (c.in[0].dims[0] != 7) continue;
+    for (const auto& [vocab, padded] : {std::pair{2049, 2050}, {4099, 4224}, {5000, 5000}}) {
+      OpCase other = c;
+      other.label = "odd V" + std::to_string(vocab) + "/" + std::to_string(padded);
+      other.attrs.vocab = vocab;
+      for (std::vector<TensorType>* types : {&other.in, &other.out})
+        for (TensorType& t : *types)
+          if (t.dims.rank == 2 && t.dims[0] == c.in[1].dims[0]) t.dims.d[0] = padded;
+      all.push_back(other);
+    }
+  }
+}
+
 std::vector<OpCase> odd_cases(OpKind kind) {
   std::vector<OpCase> all;
   Rng rng(test::test_seed() + static_cast<uint64_t>(kind));
@@ -309,6 +339,13 @@ std::vector<OpCase> odd_cases(OpKind kind) {
       break;
     case OpKind::bias_grad:
       add_row_cases(kind, 33, 17, rng, all);
+      break;
+    case OpKind::matmul:
+      add_matmul_cases(kind, rng, all);
+      break;
+    case OpKind::head_loss:
+    case OpKind::head_loss_grad:
+      add_loss_cases(kind, all);
       break;
     default:
       break;
