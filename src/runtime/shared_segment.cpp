@@ -8,6 +8,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "base/error.h"
 
@@ -37,6 +40,36 @@ int open_segment(const std::string& path) {
       return fd;
     close(fd);  // it was removed before the lock was there
   }
+}
+
+void remove_unused_segments(const std::string& folder, const std::string& prefix) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::set<std::string> unused;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    struct stat s;
+    if (entry.path().filename().string().rfind(prefix, 0) == 0 &&
+        stat(entry.path().c_str(), &s) == 0 && s.st_uid == geteuid())
+      unused.insert(entry.path().string());
+  }
+  if (unused.empty()) return;
+  // Descriptors before maps: a segment that is mapped in between still shows.
+  for (const char* place : {"fd", "maps"})
+    for (const auto& process : fs::directory_iterator("/proc", error)) {
+      if (process.path().filename().string().find_first_not_of("0123456789") != std::string::npos)
+        continue;
+      if (std::strcmp(place, "fd") == 0) {
+        std::error_code hidden;
+        for (const auto& fd : fs::directory_iterator(process.path() / place, hidden))
+          unused.erase(fs::read_symlink(fd.path(), hidden).string());
+        continue;
+      }
+      std::ifstream maps(process.path() / place);
+      for (std::string line; std::getline(maps, line);)
+        if (const size_t at = line.find(folder); at != std::string::npos)
+          unused.erase(line.substr(at));
+    }
+  for (const std::string& path : unused) unlink(path.c_str());
 }
 
 }  // namespace spillway

@@ -13,4 +13,8 @@ int open_segment(const std::string& path);
 // open by open_segment: a start was cut short before they lost their name.
 void remove_stale_segments(const std::string& folder, const std::string& prefix);
 
+// The same for segments of others (Open MPI's), which hold no lock: removes those of this user that
+// no process has open or mapped, as their makers do for as long as they live.
+void remove_unused_segments(const std::string& folder, const std::string& prefix);
+
 }  // namespace spillway

@@ -21,6 +21,7 @@
 
 #include "runtime/cpu/cpu_device.h"
 #include "runtime/local_communicator.h"
+#include "runtime/shared_segment.h"
 #include "runtime/watchdog.h"
 
 namespace spillway {
@@ -473,6 +474,30 @@ TEST(Watchdog, LeavesNothingBehind) {
   close(held);
   std::filesystem::remove(living);
   EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(SharedSegment, OnlyWhatNoProcessUsesIsRemoved) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("spillway-segments-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  const auto file = [&](const std::string& name) {
+    const int fd = open((folder / name).c_str(), O_CREAT | O_RDWR, 0600);
+    EXPECT_EQ(ftruncate(fd, 4096), 0);
+    return fd;
+  };
+  const int opened = file("vader_opened"), mapped = file("vader_mapped");
+  close(file("vader_left"));
+  close(file("other"));
+  void* memory = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, mapped, 0);
+  close(mapped);
+  remove_unused_segments(folder, "vader_");
+  EXPECT_TRUE(std::filesystem::exists(folder / "vader_opened"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "vader_mapped"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "other"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "vader_left"));
+  munmap(memory, 4096);
+  close(opened);
   std::filesystem::remove_all(folder);
 }
 

@@ -7,6 +7,7 @@
 #include <malloc.h>
 #include <mpi.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
 #include "runtime/progress_word.h"
+#include "runtime/shared_segment.h"
 
 namespace spillway {
 
@@ -107,6 +109,10 @@ MpiCommunicator::MpiCommunicator() : mpi_(std::make_unique<Mpi>()) {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
+  // Left by ranks whose mpirun was killed with them.
+  char host[64] = "";
+  gethostname(host, sizeof host - 1);
+  remove_unused_segments("/dev/shm", fmt::format("vader_segment.{}.{}.", host, geteuid()));
   int provided = 0;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_MULTIPLE)
