@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,16 +40,24 @@ class Check:
         self.work, self.deadline = work, deadline
 
     def run(self, *line, expect=0):
-        """Output of a command, within the part's time."""
-        left = self.deadline - time.monotonic()
-        done = subprocess.run([str(word) for word in line], capture_output=True, text=True,
-                              errors="replace", timeout=max(left, 0.01), cwd=self.home,
-                              env=dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1",
-                                       OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
-        if done.returncode != expect:
-            text = (done.stdout + done.stderr).strip().splitlines()
-            raise Failed(f"exit code {done.returncode}, expected {expect}: " + " | ".join(text[-6:]))
-        return done.stdout + done.stderr
+        """Standard output of a command, within the part's time."""
+        left = max(self.deadline - time.monotonic(), 0.01)
+        # In a session of its own, so that nothing it started outlives the part's time.
+        process = subprocess.Popen([str(word) for word in line], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, errors="replace", cwd=self.home,
+                                   start_new_session=True,
+                                   env=dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1",
+                                            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+        try:
+            output, errors = process.communicate(timeout=left)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if process.returncode != expect:
+            text = (output + errors).strip().splitlines()
+            raise Failed(f"exit code {process.returncode}, expected {expect}: " + " | ".join(text[-6:]))
+        return output
 
     def config(self, name, value):
         path = self.work / f"{name}.json"
@@ -92,8 +101,13 @@ class Check:
 def kernels(check):
     if not pathlib.Path(check.ops).exists():
         raise Failed(f"{check.ops} is missing")
-    text = check.run(check.ops, "--gtest_brief=1")
-    return {"summary": text.strip().splitlines()[-1]}
+    lines = check.run(check.ops, "--gtest_brief=1").strip().splitlines()
+    if any("SKIPPED" in line for line in lines):
+        raise Failed(f"tests were skipped: {lines[-1]}")
+    passed = [line for line in lines if "PASSED" in line]
+    if not passed:
+        raise Failed(f"no tests ran: {lines[-1] if lines else ''}")
+    return {"summary": passed[-1].strip()}
 
 
 PLACEMENTS = {

@@ -89,6 +89,8 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual([found[n]["status"] for n in ("kernels", "device", "resume")],
                          ["failed", "timed out", "skipped"])
         self.assertIn("FAILED", found["kernels"]["detail"])
+        tool(self.bin / "ops_cuda_test", "echo '[  PASSED  ] 0 tests.'; echo '[  SKIPPED ] 26 tests.'\n")
+        self.assertEqual(self.parts("--only", "kernels", expect=1)["kernels"]["status"], "failed")
         self.assertEqual(found["resume"]["detail"], "no time was left")
         found = self.parts("--only", "resume", "--only", "placement", expect=1)
         self.assertIn("what went wrong", found["resume"]["detail"])

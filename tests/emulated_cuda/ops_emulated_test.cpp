@@ -1,7 +1,9 @@
-// Every CUDA kernel under emulation against the double reference, on the ops' own cases and on odd
-// shapes: results, the same bits from run to run and wherever operands begin, no report.
+// Every CUDA kernel against the double reference, on the ops' own cases and on odd shapes: results,
+// the same bits from run to run and wherever operands begin, no report. Built twice: for the
+// emulated device, and as ops_cuda_test for a real one (scripts/gpu_check.sh).
 // links: spillway_graph kernels_reference
 #include <cuda_runtime_api.h>
+#include <device_memory.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -12,8 +14,6 @@
 #include "base/error.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/table.h"
-#include "tests/emulated_cuda/memory.h"
-#include "tests/emulated_cuda/report.h"
 #include "tests/kernels/ops_support.h"
 
 namespace spillway::cuda {
@@ -43,12 +43,12 @@ class Operand {
   explicit Operand(const TensorType& type, int64_t offset = 0)
       : type_(type), bytes_(type.dims.count() * size_of(type.dtype)) {
     const int64_t before = offset * size_of(type.dtype);
-    if (cudaMalloc(reinterpret_cast<void**>(&memory_), static_cast<size_t>(before + bytes_)) !=
-        cudaSuccess)
-      internal_error("no device memory for a test");
+    allocated_ = static_cast<size_t>(before + bytes_);
+    memory_ = test::device_allocate(allocated_);
+    if (!memory_) internal_error("no device memory for a test");
     data_ = memory_ + before;
   }
-  ~Operand() { cudaFree(memory_); }
+  ~Operand() { test::device_release(memory_, allocated_); }
   Operand(const Operand&) = delete;
   Operand& operator=(const Operand&) = delete;
   char* data() const { return data_; }
@@ -70,9 +70,10 @@ class Operand {
   Values get() const {
     Values v = test::blank(type_, test::kNan);
     const size_t size = static_cast<size_t>(size_of(type_.dtype));
+    const std::vector<char> host = bytes();
     for (size_t i = 0; i < v.real.size(); ++i) {
-      const char* at = data_ + i * size;
-      if (!emulated::written::all(emulated::address_of(at), size)) continue;
+      const char* at = host.data() + i * size;
+      if (!test::device_written(data_ + i * size, size)) continue;
       float narrow = 0;
       uint16_t half = 0;
       if (type_.dtype == Dtype::f32) std::memcpy(&narrow, at, 4);
@@ -80,14 +81,17 @@ class Operand {
       v.real[i] = type_.dtype == Dtype::bf16 ? test::from_bf16(half) : narrow;
       if (type_.dtype == Dtype::f64) std::memcpy(&v.real[i], at, 8);
     }
-    if (type_.dtype == Dtype::u8) std::memcpy(&v.scalars, data_, sizeof v.scalars);
+    if (type_.dtype == Dtype::u8) std::memcpy(&v.scalars, host.data(), sizeof v.scalars);
     return v;
   }
-  std::vector<char> bytes() const { return {data_, data_ + bytes_}; }
+  std::vector<char> bytes() const {
+    return test::device_contents(data_, static_cast<size_t>(bytes_));
+  }
 
  private:
   TensorType type_;
   int64_t bytes_;
+  size_t allocated_ = 0;
   char *memory_ = nullptr, *data_ = nullptr;
 };
 
@@ -177,8 +181,7 @@ Result run(OpKind kind, const OpCase& c, const std::vector<Values>& in,
     result.out.push_back(at->get());
     result.bytes.push_back(at->bytes());
   }
-  for (const emulated::Report& r : emulated::take_reports())
-    ADD_FAILURE() << r.kind << ": " << r.text;
+  for (const std::string& report : test::device_reports()) ADD_FAILURE() << report;
   return result;
 }
 
