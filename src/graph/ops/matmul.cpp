@@ -81,8 +81,10 @@ int64_t dweight_workspace(const Attrs&, const std::vector<TensorType>& in,
                    rules);
 }
 
-int64_t bias_workspace(const Attrs&, const std::vector<TensorType>& in, const WorkspaceRules&) {
-  return row_block_bytes(in[0].dims[1]);
+int64_t bias_workspace(const Attrs&, const std::vector<TensorType>& in,
+                       const WorkspaceRules& rules) {
+  const int64_t rows = in[0].dims[0], n = in[0].dims[1], cpu = row_block_bytes(n);
+  return rules.cuda ? std::max(cpu, row_run_bytes(bias_runs(rows), n)) : cpu;
 }
 
 // A case of y[m,n] = a[m,k]·w[n,k]ᵀ or of one of its gradients.

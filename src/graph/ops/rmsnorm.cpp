@@ -1,5 +1,7 @@
 #include "graph/ops/rmsnorm.h"
 
+#include <algorithm>
+
 #include "graph/backward_rules.h"
 #include "graph/ops/row_blocks.h"
 #include "graph/ops/shapes.h"
@@ -33,8 +35,10 @@ Cost grad_cost(const Attrs&, const std::vector<TensorType>& in) {
           .bytes = static_cast<double>(bytes_of(in) + bytes_of(in[0]))};
 }
 
-int64_t grad_workspace(const Attrs&, const std::vector<TensorType>& in, const WorkspaceRules&) {
-  return row_block_bytes(in[0].dims[1]);
+int64_t grad_workspace(const Attrs&, const std::vector<TensorType>& in,
+                       const WorkspaceRules& rules) {
+  const int64_t rows = in[0].dims[0], h = in[0].dims[1], cpu = row_block_bytes(h);
+  return rules.cuda ? std::max(cpu, row_run_bytes(norm_runs(rows), h)) : cpu;
 }
 
 OpCase base_case(Dtype t, int64_t rows, int64_t h, bool residual) {

@@ -45,13 +45,19 @@ int64_t table_bytes(const Attrs& attrs, const std::vector<TensorType>& in) {
   return aligned(positions * attrs.head_dim * 4);
 }
 
-int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in, const WorkspaceRules&) {
-  return table_bytes(attrs, in);
+int64_t workspace(const Attrs& attrs, const std::vector<TensorType>& in,
+                  const WorkspaceRules& rules) {
+  const int64_t table = table_bytes(attrs, in);
+  return rules.cuda ? device_aligned(table) : table;
 }
 
 int64_t grad_workspace(const Attrs& attrs, const std::vector<TensorType>& in,
-                       const WorkspaceRules&) {
-  return table_bytes(attrs, in) + (attrs.qk_norm ? 2 * row_block_bytes(attrs.head_dim) : 0);
+                       const WorkspaceRules& rules) {
+  const int64_t table = table_bytes(attrs, in), d = attrs.head_dim;
+  const int64_t cpu = table + (attrs.qk_norm ? 2 * row_block_bytes(d) : 0);
+  if (!rules.cuda) return cpu;
+  const RowRuns runs = qk_norm_runs(in[0].dims[0]);
+  return std::max(cpu, device_aligned(table) + (attrs.qk_norm ? row_run_bytes(runs, 2 * d) : 0));
 }
 
 struct Shape {
