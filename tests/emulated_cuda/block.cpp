@@ -247,7 +247,9 @@ BarrierResult barrier(int value, const void* code) {
     return executor.released;
   }
   for (const DeviceThread& t : executor.threads)
-    if (t.state == DeviceThread::State::at_barrier && t.blocked_at != code) {
+    // The compiler may have copied one barrier into two branches: the line tells.
+    if (t.state == DeviceThread::State::at_barrier && t.blocked_at != code &&
+        line_of(t.blocked_at) != line_of(code)) {
       report("divergent barrier", code, "threads of one block wait at {} and at {}; {}",
              source_of(t.blocked_at), source_of(code), where_running());
       abandon_block();
