@@ -50,7 +50,7 @@ Plan evaluate_placement(const PlanInput& input, const Placement& placement,
     plan.placement.where.try_emplace(unit.key, Where::device);
   plan.schedule = schedule;
   plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
-  if (input.saves) add_save_programs(plan.lowered, train, copy_fits(input, plan.lowered, train));
+  if (input.saves) add_save_program(plan.lowered, train, copy_fits(input, plan.lowered, train));
   plan.layout = pack(plan.lowered.set);
   synchronise(plan.lowered.set, plan.layout);
   plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);

@@ -32,7 +32,7 @@ struct PlanInput {
   std::vector<std::pair<std::string, std::string>> pins;  // Config::place
   WorkspaceRules rules;
   int64_t staging_bytes = 0;  // host bytes that checkpoints need at least
-  // Whether the set gets the programs of a save, and whether a save may copy the states first: it
+  // Whether the set gets the program of a save, and whether a save may copy the states first: it
   // does where the host's budget leaves room for the copy beside everything else.
   bool saves = false, snapshots = false;
   bool bf16 = false;          // which peak counts

@@ -7,6 +7,7 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kF32 = size_of(Dtype::f32);
+constexpr int64_t kWorthAWrite = int64_t{4} << 20;  // bytes of the copy that one instruction saves
 
 ProgramOperand elements(BufferId buffer, int64_t offset, int64_t count) {
   return {.buffer = buffer, .offset = offset, .dtype = Dtype::f32, .dims = Dims(count)};
@@ -19,11 +20,6 @@ void add_instr(Program& program, InstrKind kind, Lane lane, std::string name, Pr
   i.name = std::move(name);
   i.access.push_back({in.buffer, in.version, in.offset, in.bytes(), false});
   i.in.push_back(std::move(in));
-}
-
-void add_output(Instr& i, ProgramOperand out) {
-  i.access.push_back({out.buffer, out.version, out.offset, out.bytes(), true});
-  i.out.push_back(std::move(out));
 }
 
 }  // namespace
@@ -59,13 +55,17 @@ int64_t saved_bytes(const Schedule& train, const std::vector<Home>& homes) {
   return bytes;
 }
 
-void add_save_programs(Lowered& lowered, const Schedule& train, bool copied) {
+void add_save_program(Lowered& lowered, const Schedule& train, bool copied) {
   ProgramSet& set = lowered.set;
   const BufferId staging = lowered.io.at("staging");
-  Program snapshot, save;
-  snapshot.name = "snapshot";
+  Program save;
   save.name = "save";
-  int64_t at = 0;
+  const auto save_copied = [&](int64_t begin, int64_t end, const std::string& last) {
+    add_instr(save, InstrKind::save, Lane::io, "save up to " + last,
+              elements(staging, begin, (end - begin) / kF32));
+  };
+  int64_t at = 0, unsaved = 0;  // bytes of the copy made, and from where on it is not saved
+  std::string last;
   for (const SavedSlice& slice : saved_slices(train, lowered.homes)) {
     if (slice.count == 0) continue;
     const Home& home = lowered.homes[slice.home];
@@ -75,29 +75,31 @@ void add_save_programs(Lowered& lowered, const Schedule& train, bool copied) {
     if (copied) {
       ProgramOperand copy = elements(staging, at, slice.count);
       at += copy.bytes();
-      add_instr(snapshot, InstrKind::copy, on_device ? Lane::d2h : Lane::cpu, "snapshot " + name,
+      add_instr(save, InstrKind::copy, on_device ? Lane::d2h : Lane::cpu, "snapshot " + name,
                 std::move(source));
-      add_output(snapshot.instrs.back(), copy);
-      source = std::move(copy);
+      Instr& i = save.instrs.back();
+      i.access.push_back({copy.buffer, {}, copy.offset, copy.bytes(), true});
+      i.out.push_back(std::move(copy));
+      last = name;
+      if (at - unsaved < kWorthAWrite) continue;
+      save_copied(unsaved, at, last);
+      unsaved = at;
+      continue;
     }
     add_instr(save, InstrKind::save, Lane::io, "save " + name, std::move(source));
-    if (copied || !on_device) continue;
+    if (!on_device) continue;
     Instr& i = save.instrs.back();
     i.workspace = {.buffer = staging, .dtype = Dtype::u8, .dims = Dims(set.buffers[staging].bytes)};
     i.access.push_back({staging, {}, 0, i.workspace.bytes(), true});
   }
+  if (unsaved < at) save_copied(unsaved, at, last);
   if (copied) {
     Buffer& buffer = set.buffers[staging];
     buffer.name = buffer.place = "snapshot";
-    buffer.scope = Scope::run;
     buffer.bytes = std::max<int64_t>(at, 1);
   }
-  for (Program* program : {&snapshot, &save}) {
-    if (program == &snapshot && !copied) continue;
-    program->segments.push_back(
-        {program->name, 1, 0, static_cast<InstrId>(program->instrs.size())});
-    set.programs.push_back(std::move(*program));
-  }
+  save.segments.push_back({save.name, 1, 0, static_cast<InstrId>(save.instrs.size())});
+  set.programs.push_back(std::move(save));
 }
 
 }  // namespace spillway

@@ -56,13 +56,13 @@ struct SavedSlice {
 };
 std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Home>& homes);
 
-// Adds the programs of a save to a set whose schedules[0] is `train` and that has a buffer
-// "staging". Together they give the bytes of saved_slices, in order, to the io lane's file.
-// - `copied`: "staging" grows to hold them all. "snapshot" copies the states there, "save" reads
-//   the copy: a step that follows waits for the former alone, before its first update.
-// - else "save" reads the states where they are, those of the device through "staging", and the
-//   next update waits for it.
-void add_save_programs(Lowered& lowered, const Schedule& train, bool copied);
+// Adds the program "save" to a set whose schedules[0] is `train` and that has a buffer "staging". It
+// gives the bytes of saved_slices, in order, to the io lane's file.
+// - `copied`: "staging" grows to hold them all. The states are copied there and saved from there: a
+//   step that follows waits for the copies alone, before its first update.
+// - else the states are read where they are, those of the device through "staging", and the next
+//   update waits for the io lane.
+void add_save_program(Lowered& lowered, const Schedule& train, bool copied);
 int64_t saved_bytes(const Schedule& train, const std::vector<Home>& homes);
 
 // Offsets: persistent, kept and ring buffers one after the other, then buffers that may share

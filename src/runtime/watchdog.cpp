@@ -126,6 +126,8 @@ Watchdog::Watchdog(Communicator& communicator, WatchdogOptions options)
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);
+  action.sa_flags |= static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends the process
+  sigaction(SIGINT, &action, nullptr);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -143,6 +145,7 @@ Watchdog::~Watchdog() {
       beat(static_cast<Phase>(own_->phase.load()) == Phase::finished ? kGoodbye : kBeat);
   signal(SIGTERM, SIG_DFL);
   signal(SIGUSR1, SIG_DFL);
+  signal(SIGINT, SIG_DFL);
   wake_fd.store(-1);
   close(wake_[0]);
   close(wake_[1]);
@@ -243,7 +246,8 @@ void Watchdog::run() {
     unsigned char byte = 0;
     while (read(wake_[0], &byte, 1) == 1) {
       if (byte == 0) return;
-      if (byte == SIGUSR1) stop_requested_.store(true, std::memory_order_release);
+      if (byte == SIGINT && rank_ == 0) say("Ctrl-C: saving after this step; again: end at once");
+      if (byte == SIGUSR1 || byte == SIGINT) stop_requested_.store(true, std::memory_order_release);
       if (byte == SIGTERM && term_waited_ < 0) term_waited_ = 0;
     }
     const double now = now_seconds();

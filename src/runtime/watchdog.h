@@ -53,7 +53,7 @@ class Watchdog {
   // A long phase goes on (a file written, a batch evaluated).
   void progress() { fed_.fetch_add(1, std::memory_order_relaxed); }
 
-  // SIGUSR1 came, or a SIGTERM that no peer's death explains: write a checkpoint and end with
+  // SIGUSR1 or SIGINT came, or a SIGTERM that no peer's death explains: write a checkpoint and end with
   // ExitCode::resume_me at the next step boundary that all ranks agree on. Never blocks.
   bool stop_requested() const { return stop_requested_.load(std::memory_order_acquire); }
 

@@ -7,6 +7,7 @@
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
 #include "telemetry/timeline.h"
+#include "train/bench_checkpoint.h"
 #include "train/bench_device.h"
 #include "train/bench_gemm.h"
 #include "train/stepper.h"
@@ -135,10 +136,12 @@ void bench_overlap(Config config, int64_t repeat) {
 }  // namespace
 
 ExitCode bench_command(const BenchOptions& options) {
-  const std::vector<std::string> words = {"gemm", "step", "overlap", "device"};
+  const std::vector<std::string> words = {"gemm", "step", "overlap", "device", "checkpoint"};
   if (std::find(words.begin(), words.end(), options.what) == words.end())
-    bad_input("bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap, device)",
-              options.what, nearest(options.what, words));
+    bad_input(
+        "bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap, device, "
+        "checkpoint)",
+        options.what, nearest(options.what, words));
   const std::string path = options.config.empty()
                                ? config_root() + "/configs/runs/gpt2-124m-bench.json"
                                : options.config;
@@ -150,6 +153,7 @@ ExitCode bench_command(const BenchOptions& options) {
   if (options.what == "device")
     bench_device(config, bench_threads(config), options.repeat, options.json);
   if (options.what == "overlap") bench_overlap(config, options.repeat);
+  if (options.what == "checkpoint") bench_checkpoint(config, bench_threads(config), options.repeat);
   return ExitCode::done;
 }
 

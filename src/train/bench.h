@@ -10,7 +10,7 @@
 namespace spillway {
 
 struct BenchOptions {
-  std::string what;    // "gemm", "step", "overlap" or "device"
+  std::string what;    // "gemm", "step", "overlap", "device" or "checkpoint"
   std::string config;  // all but gemm; default configs/runs/gpt2-124m-bench.json
   std::vector<std::string> set;
   int64_t repeat = 5;
@@ -24,6 +24,7 @@ struct BenchOptions {
 //          step; activations and moments stream. Step time against all-resident, interleaved, and
 //          the share of copy seconds that ran under compute.
 // device:  what a hardware profile says of the device, measured (bench_device.h).
+// checkpoint: what saving costs (bench_checkpoint.h).
 // Throws Error(bad_input) for another word.
 ExitCode bench_command(const BenchOptions& options);
 

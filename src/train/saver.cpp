@@ -47,7 +47,6 @@ void Saver::use(Session& session) {
   slices_ = checkpoint_slices(session.train_schedule(), session.homes());
   const auto& programs = session.report().plan.lowered.set.programs;
   for (size_t p = 0; p < programs.size(); ++p) {
-    if (programs[p].name == "snapshot") snapshot_program_ = static_cast<int>(p);
     if (programs[p].name == "save") save_program_ = static_cast<int>(p);
   }
   session.executor().host_lanes().set_sink(
@@ -66,7 +65,6 @@ std::optional<SaveOutcome> Saver::start(const RunState& run) {
   stall_of_save_ = 0;
   const Stopwatch watch(stall_, stall_of_save_);
   if (auto failed = saving_.begin(run, slices_)) return failed;
-  if (snapshot_program_ >= 0) session_->executor().run(snapshot_program_);
   session_->executor().run(save_program_);
   saving_.end_shard();
   return std::nullopt;

@@ -52,7 +52,7 @@ class Saver {
   Saving saving_;
   Session* session_ = nullptr;
   std::vector<TensorSlice> slices_;
-  int snapshot_program_ = -1, save_program_ = -1;
+  int save_program_ = -1;
   double stall_ = 0;          // since the last take_stall_seconds
   double stall_of_save_ = 0;  // since the save in progress began
   std::optional<SaveMetrics> saved_;

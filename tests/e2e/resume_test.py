@@ -82,12 +82,13 @@ class Resume(unittest.TestCase):
         slow = ["--chaos-us", "20000", "--chaos-seed", "1"]
         straight = self.path / "straight2"
         train(self.config, straight, ranks=2)
-        for name in ("SIGTERM", "SIGUSR1"):
-            output = self.path / name
+        for name, to in (("SIGTERM", "rank"), ("SIGUSR1", "rank"), ("SIGINT", "rank"),
+                         ("SIGUSR1", "launcher")):
+            output = self.path / f"{name}{to}"
             process = self.start_until(output, 2, ranks=2, extra=slow)
             ranks = self.ranks_of(process)
             self.assertEqual(len(ranks), 2, process.poll())
-            os.kill(self.random.choice(ranks), getattr(signal, name))
+            os.kill(self.random.choice(ranks) if to == "rank" else process.pid, getattr(signal, name))
             text = process.communicate(timeout=60)[0]
             self.assertEqual(process.returncode, 75, text)
             train(self.config, output, "--resume", "latest", ranks=2)

@@ -68,7 +68,7 @@ Built build(const Shape& s, int rank, uint64_t seed) {
     placement.slots[unit.key.first] = 1 + random() % 3;
   }
   Lowered lowered = lower({&train, &evaluate}, placement, {.threads = 2}, 4096);
-  if (s.saves != Saves::none) add_save_programs(lowered, train, s.saves == Saves::copied);
+  if (s.saves != Saves::none) add_save_program(lowered, train, s.saves == Saves::copied);
   Built b{std::move(lowered.set), {}};
   b.layout = pack(b.set);
   synchronise(b.set, b.layout);
