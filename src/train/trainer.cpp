@@ -22,6 +22,7 @@
 #include "train/saver.h"
 #include "train/session.h"
 #include "train/state.h"
+#include "train/straggler.h"
 #include "train/together.h"
 
 namespace spillway {
@@ -184,6 +185,7 @@ class Trainer {
     saver_ = std::make_unique<Saver>(files_, communicator_, workload_->config, watchdog_, console_);
     saver_->use(*session_);
     rank_check_ = std::make_unique<RankCheck>(*session_, communicator_);
+    straggler_watch_ = std::make_unique<StragglerWatch>(communicator_);
     if (!rank_check_->note().empty()) console_.warning(rank_check_->note());
     watch_ = std::make_unique<Watch>(watchdog_, session_->device());
     foreign_bytes_ = session_->foreign_at_start();
@@ -317,6 +319,7 @@ class Trainer {
     watchdog_.enter(Phase::step, step);
     const double begin = now();
     const StepBatch& batch = prefetcher.get(static_cast<uint64_t>(step));
+    const double data_seconds = now() - begin;
     load_batch(batch);
     StepScalars scalars;
     scalars.step = static_cast<uint64_t>(step);
@@ -368,6 +371,9 @@ class Trainer {
     m.device_peak_bytes = plan.device.peak;
     m.host_peak_bytes = plan.host.peak;
     m.exposed_transfer_seconds = session_->recorder().take_exposed_transfer();
+    const std::string slow =
+        straggler_watch_->step(data_seconds + session_->recorder().take_busy(Lane::compute));
+    if (!slow.empty()) console_.warning(slow);
     m.token_hash = hex(token_hash(hashes_, reader_->shape()));
     m.skipped = scalars.skip_update != 0;
     return m;
@@ -420,6 +426,7 @@ class Trainer {
       throw;
     }
     session_->recorder().take_exposed_transfer();
+    session_->recorder().take_busy(Lane::compute);
     if (rank_check_->runs() == 1)
       console_.line(fmt::format(
           "step {}: ranks agree; it took {:.1f} ms to hash what all hold alike, {:.1f} ms to run a "
@@ -458,6 +465,7 @@ class Trainer {
     double loss = 0, tokens = 0;
     for (size_t r = 0; r < all.size(); r += 2) loss += all[r], tokens += all[r + 1];
     session_->recorder().take_exposed_transfer();
+    session_->recorder().take_busy(Lane::compute);
     check_foreign_bytes(step);
     // The graph scales by 1 / tokens of a training step.
     return loss * static_cast<double>(workload_->tokens_per_step) / tokens;
@@ -495,6 +503,7 @@ class Trainer {
   };
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<RankCheck> rank_check_;
+  std::unique_ptr<StragglerWatch> straggler_watch_;
   int64_t foreign_bytes_ = 0;
   RunState run_;
   std::vector<uint64_t> hashes_;

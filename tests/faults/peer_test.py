@@ -63,6 +63,38 @@ class Peers(unittest.TestCase):
             for number in range(TRIALS):
                 self.trial(folder, "SIGKILL" if number % 2 else "SIGSTOP", number, rng)
 
+    def test_a_slow_rank_is_named(self):
+        # Rank 1 is stopped half of the time: never long enough to be lost, and the run goes on.
+        with Folder() as folder:
+            path = write_config(folder, config(train={"steps": 100000}))
+            log = folder / "log"
+            with open(log, "wb") as file:
+                process = subprocess.Popen(command("--config", path, "--set", f"output={folder}/out", ranks=2),
+                                           env=ENVIRONMENT, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+            try:
+                deadline = time.time() + 120
+                while len(ranks_of(process)) < 2 or not (folder / "out" / "metrics.jsonl").exists():
+                    self.assertLess(time.time(), deadline, log.read_text())
+                    time.sleep(0.05)
+                pids = {int(self.variable(pid, "OMPI_COMM_WORLD_RANK")): pid for pid in ranks_of(process)}
+                while "straggler: rank 1 (host " not in log.read_text():
+                    self.assertLess(time.time(), deadline, log.read_text())
+                    self.assertIsNone(process.poll(), log.read_text())
+                    os.kill(pids[1], signal.SIGSTOP)
+                    time.sleep(0.06)
+                    os.kill(pids[1], signal.SIGCONT)
+                    time.sleep(0.02)
+            finally:
+                process.terminate()
+                process.wait(timeout=60)
+            self.assertRegex(log.read_text(), r"straggler: rank 1 \(host \S+\) works [\d.]+ ms a step, the median rank [\d.]+ ms")
+
+    @staticmethod
+    def variable(pid, name):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            values = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
+        return values[name.encode()].decode()
+
 
 if __name__ == "__main__":
     unittest.main()
