@@ -34,19 +34,22 @@ Process look_at(int64_t pid) {
   return process;
 }
 
-void see_off_launcher(int64_t launcher, int64_t start_time, double patience) {
+bool is_open_mpi_launcher(int64_t pid) {
   char path[64], name[32] = "";
-  std::snprintf(path, sizeof path, "/proc/%lld/comm", static_cast<long long>(launcher));
+  std::snprintf(path, sizeof path, "/proc/%lld/comm", static_cast<long long>(pid));
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return;
+  if (fd < 0) return false;
   const ssize_t bytes = read(fd, name, sizeof name - 1);
   close(fd);
-  if (bytes <= 0) return;
+  if (bytes <= 0) return false;
   name[std::strcspn(name, "\n")] = 0;
   const char* known[] = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"};
-  if (std::none_of(std::begin(known), std::end(known),
-                   [&](const char* k) { return std::strcmp(k, name) == 0; }))
-    return;
+  return std::any_of(std::begin(known), std::end(known),
+                     [&](const char* k) { return std::strcmp(k, name) == 0; });
+}
+
+void see_off_launcher(int64_t launcher, int64_t start_time, double patience) {
+  if (!is_open_mpi_launcher(launcher)) return;
   if (fork() != 0) return;
   setsid();
   close_range(0, ~0u, 0);  // the launcher waits for the end of its ranks' output, too

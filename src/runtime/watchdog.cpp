@@ -481,10 +481,16 @@ void Watchdog::look_at_hosts(double elapsed) {
       continue;
     }
     // A launcher that has seen a death says SIGTERM, and kills soon after: whoever has not been
-    // heard since is the cause.
-    const bool decide =
-        term_waited_ >= 0 && !stop_requested() && term_waited_ + elapsed >= options_.term_patience;
-    const double patience = decide ? 0.9 * options_.term_patience : options_.host_silent_after;
+    // heard since is the cause. mpirun kills within a second in any case; another launcher's
+    // SIGTERM is more likely to be a wish to stop, so there the silence must fill all the patience.
+    double patience = options_.host_silent_after;
+    if (term_waited_ >= 0 && !stop_requested()) {
+      const double waited = term_waited_ + elapsed;
+      if (is_open_mpi_launcher(launcher_))
+        patience = std::max(3 * options_.beat, 0.5 * options_.term_patience);
+      else if (waited >= options_.term_patience)
+        patience = 0.9 * options_.term_patience;
+    }
     if (host.silent <= patience) continue;
     if (host.ranks.size() == 1)
       end(fmt::format("peer lost: {} has been silent for {:.1f} s{}", who(host.leader), host.silent,

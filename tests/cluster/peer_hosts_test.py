@@ -49,11 +49,20 @@ class PeerHosts(unittest.TestCase):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        return text
 
     def test_killed_stopped_and_left_alone(self):
         with Folder() as folder, TwoHosts() as hosts:
-            self.trial(hosts, folder, "killed", lambda _, v: os.kill(v[2][0], signal.SIGKILL),
-                       "peer lost: " + NAMED)
+            # mpirun sees the death too and kills what is left within a second; where it is faster than
+            # our line, its own names rank and host. It must not be so every time.
+            lines = 0
+            for attempt in range(5):
+                text = self.trial(hosts, folder, f"killed {attempt}", lambda _, v: os.kill(v[2][0], signal.SIGKILL),
+                                  f"peer lost: {NAMED}|process rank 1 with PID \\d+ on node h2 exited on signal 9")
+                lines += bool(re.search("peer lost: " + NAMED, text))
+                if lines:
+                    break
+            self.assertGreater(lines, 0)
             self.trial(hosts, folder, "stopped", lambda _, v: os.kill(v[2][0], signal.SIGSTOP),
                        "peer lost: " + NAMED)
             # Nobody is left to read what they say.
