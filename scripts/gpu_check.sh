@@ -42,7 +42,7 @@ if [ -n "$prebuilt" ]; then
   home=$(cd "$prebuilt" && pwd)
   bin=$home
   export SPILLWAY_HOME=$home LD_LIBRARY_PATH="$home/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-  export OPAL_PREFIX=$home/openmpi
+  export OMPI_MCA_mca_base_component_path=$home/openmpi OMPI_MCA_ess_singleton_isolated=1
 else
   home=$root
   bin=$out.build
