@@ -76,7 +76,11 @@ def physical_memory():
 
 def check_together(folder):
     """On the CPU both tiers are this machine's memory, which trials at the same time share."""
-    sweep, plans = folder.sweep, [t.plan() for t in folder.unfinished()]
+    sweep, todo = folder.sweep, folder.unfinished()
+    if sweep.at_once > 1 and any(config_value(sweep, t, "hardware", "backend") == "cuda" for t in todo):
+        raise BadInput(f"{sweep.path}: key \"at_once\": not supported yet: several trials at once that share this machine's "
+                       "CUDA devices; expected 1, or --launcher slurm")
+    plans = [t.plan() for t in todo]
     need = sorted((p["device_peak_bytes"] + p["host_peak_bytes"] for p in plans), reverse=True)[:sweep.at_once]
     total = physical_memory()
     if sweep.at_once > 1 and sum(need) * sweep.ranks > total:
@@ -144,6 +148,8 @@ class Progress:
                 where.append(f"{trial.name} step {row['step']}" + (f" loss {loss:.3f}" if loss is not None else "")
                              if row else f"{trial.name} starting")
             parts.append(f"{len(running)} running ({', '.join(where)}{', …' if len(running) > 4 else ''})")
+        if launcher.waiting_text():
+            parts.append(launcher.waiting_text())
         left = self.left(states)
         if left is not None:
             parts.append(f"ETA {seconds_text(left)}")
@@ -179,13 +185,17 @@ class Progress:
 
 
 def steps_of(sweep, trial):
-    steps = trial.values.get("train.steps")
-    if steps is None:
-        try:
-            steps = json.loads(sweep.config.read_text()).get("train", {}).get("steps", 1000)
-        except (ValueError, AttributeError):
-            return None
+    steps = config_value(sweep, trial, "train", "steps")
     return steps if isinstance(steps, int) else None
+
+
+def config_value(sweep, trial, section, key):
+    """A key of a trial's config as far as files and overrides say it; else None."""
+    try:
+        base = json.loads(sweep.config.read_text()).get(section, {}).get(key)
+    except (ValueError, AttributeError):  # `train plan` says what is wrong with it
+        base = None
+    return trial.values.get(f"{section}.{key}", base)
 
 
 def run(folder, launcher, stop_worst_on):
@@ -237,6 +247,8 @@ def status(path):
     if slurm.available():
         slurm.look()
         running += [t for t in slurm.running_trials() if t not in running]
+        if slurm.waiting_text():
+            print(slurm.waiting_text())
     print(sweep_results.table(sweep, sweep_results.results(folder, running)))
     states = [t.state() for t in folder.trials]
     print(f"{states.count('finished')} of {len(states)} trials finished; sweep.py {'is running' if alive else 'is not running'}")

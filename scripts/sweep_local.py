@@ -60,6 +60,9 @@ class LocalLauncher:
     def running_trials(self):
         return [r.trial for r in self.running]
 
+    def waiting_text(self):
+        return f"waiting for processes of an earlier start ({len(self.leftovers)} trials)" if self.leftovers else ""
+
     def step(self):
         """Takes note of what has ended and starts what can run."""
         for run in list(self.running):

@@ -66,24 +66,30 @@ class SlurmLauncher:
         self.look()
 
     def look(self):
-        """The queue: trial → state. A Slurm controller that does not answer is asked again later."""
+        """The queue: trial → (state, reason). A Slurm controller that does not answer is asked again later."""
         self.looked = time.monotonic()
-        done = subprocess.run(["squeue", "--noheader", "--array", "--me", f"--name={self.job_name}", "--format=%K %T"],
+        done = subprocess.run(["squeue", "--noheader", "--array", "--me", f"--name={self.job_name}", "--format=%K %T %r"],
                               capture_output=True, text=True)
         if done.returncode != 0:
             return False
         self.queue = {}
         for line in done.stdout.splitlines():
-            index, _, state = line.partition(" ")
+            index, state, reason = (line.split(maxsplit=2) + ["", ""])[:3]
             if index.isdigit():
-                self.queue[int(index)] = state.strip()
+                self.queue[int(index)] = (state, reason)
         return True
 
     def over(self):
         return self.stopping or not self.ours
 
     def running_trials(self):
-        return [t for t in self.folder.trials if self.queue.get(t.number) in ("RUNNING", "COMPLETING")]
+        return [t for t in self.folder.trials
+                if self.queue.get(t.number, [""])[0] in ("RUNNING", "COMPLETING") and t.state() == "unfinished"]
+
+    def waiting_text(self):
+        """What the queue says of trials that do not run, such as "3 in the queue (Priority)"."""
+        reasons = [reason for state, reason in self.queue.values() if state not in ("RUNNING", "COMPLETING")]
+        return f"{len(reasons)} in the queue ({', '.join(sorted(set(reasons) - {'None'})) or 'new'})" if reasons else ""
 
     def step(self):
         if time.monotonic() - self.looked < LOOK_SECONDS or not self.look():

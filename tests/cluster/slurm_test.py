@@ -92,7 +92,8 @@ class Slurm(unittest.TestCase):
             self.assertEqual((state["JobState"], state["Restarts"]), ("CANCELLED", "0"), self.log("gone"))
 
     def test_sweep_as_a_job_array(self):
-        """Four trials: one preempted, one undisturbed, one that does not fit, one with bad input."""
+        """Four trials: one preempted, one undisturbed, one that does not fit, one with bad input; and
+        sweep.py itself killed and started again, which finds its jobs in the queue."""
         trials = [{"optimizer.lr": 0.001}, {"optimizer.lr": 0.003}, {"optimizer.lr": 0.001, "memory.device": "64KiB"},
                   {"optimizer.lr": 0.001, "data.train": ["missing.txt"]}]
         sweep = self.path / "sweep.json"
@@ -105,12 +106,17 @@ class Slurm(unittest.TestCase):
         line = [sys.executable, "-B", ROOT / "scripts/sweep.py", sweep, "--launcher", "slurm"]
         first = self.path / "sweep/trials/0000"
         with slurm.Cluster() as cluster:
-            process = subprocess.Popen(line, env=cluster.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            def start():
+                return subprocess.Popen(line, env=cluster.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            process = start()
             try:
                 cluster.wait_for(lambda: steps_done(first / "run") >= 5 or process.poll() is not None, "five steps of a trial")
                 number = cluster.call("squeue", "-h", "-r", "-o", "%K %F_%K").splitlines()
                 task = next(line.split()[1] for line in number if line.startswith("0 "))
                 cluster.call("scancel", "--batch", "--signal=USR1", task, check=True)
+                process.kill()
+                self.assertIn("submitted job array", process.communicate()[0])
+                process = start()
                 deadline = time.monotonic() + 180
                 while process.poll() is None and time.monotonic() < deadline:
                     cluster.hurry()
@@ -119,6 +125,7 @@ class Slurm(unittest.TestCase):
             finally:
                 process.kill()
         self.assertEqual(process.returncode, 1, text)
+        self.assertNotIn("submitted", text)
         with open(self.path / "sweep/results.csv", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual([(r["state"], r["exit_code"], r["step"]) for r in rows],
