@@ -169,6 +169,9 @@ class Cluster:
     def wait_state(self, number, *states, seconds=180):
         def there():
             self.hurry()
-            return self.job(number).get("JobState") in states
+            found = self.job(number).get("JobState")
+            # A job on its way back into the queue shows states of an end too, but is in the queue.
+            ending = found not in ("PENDING", "RUNNING")
+            return found in states and not (ending and self.call("squeue", "-h", "-j", str(number)))
         self.wait_for(there, f"job {number} in {states}, found {self.job(number).get('JobState')}", seconds)
         return self.job(number)
