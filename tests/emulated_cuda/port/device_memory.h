@@ -1,4 +1,4 @@
-// Memory of the emulated device for tests that also run on a real one (tests/kernels/device holds
+// Memory of the emulated device for tests that also run on a real one (real_device/ holds
 // the twin): the checker knows what was written and tells what went wrong.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Memory of a real device for tests that also run on the emulated one (tests/emulated_cuda/port
+// Memory of a real device for tests that also run on the emulated one (port/
 // holds the twin): filled with NaNs, with a canary behind it.
 #pragma once
 
