@@ -62,8 +62,9 @@ class Save(unittest.TestCase):
                         self.assertEqual(hashes(output / "checkpoints" / f"step_{step:08}"),
                                          hashes(newest_checkpoint(folder / f"stop{ranks}{step}")))
                     rows = metrics(output)
-                    self.assertEqual({rows[s]["checkpoint"]["step"] for s in rows if "checkpoint" in rows[s]}
-                                     - {9}, {3, 6})
+                    # The second may be published after the last row.
+                    told = {rows[s]["checkpoint"]["step"] for s in rows if "checkpoint" in rows[s]}
+                    self.assertIn(told, ({3}, {3, 6}))
                     self.assertTrue(all(rows[s]["save_stall_seconds"] >= 0 for s in rows))
 
     def test_keep_every(self):
@@ -184,7 +185,7 @@ class Save(unittest.TestCase):
             self.assertEqual(process.returncode, 0, err)
             rows = metrics(output)
             self.assertEqual(len(rows), 1000)
-            self.assertEqual(sum("checkpoint" in row for row in rows.values()), 99)
+            self.assertIn(sum("checkpoint" in row for row in rows.values()), (98, 99))
             for key in ("device_peak_bytes", "host_peak_bytes"):
                 self.assertEqual(len({row[key] for row in rows.values()}), 1)
             early = [s for s in samples if 20 <= s[0] < 200]
