@@ -80,6 +80,7 @@ class Cluster:
 
     def __init__(self, requeue_exit=75):
         self.requeue_exit, self.daemons = requeue_exit, []
+        self.pending = {}  # job → since when it waits, with nothing left of its earlier start
 
     def __enter__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="spillway-slurm-"))
@@ -160,10 +161,14 @@ class Cluster:
         return dict(re.findall(r"(\S+?)=(\S*)", self.call("scontrol", "show", "job", "--oneliner", str(number))))
 
     def hurry(self):
-        """Slurm lets a requeued job wait for two minutes; a test does not."""
-        for line in self.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %r").splitlines():
-            number, _, reason = line.partition(" ")
-            if "BeginTime" in reason:
+        """Slurm lets a requeued job wait for two minutes; a test waits for the end of what the earlier
+        start left, which would else be taken for the end of the next one."""
+        steps = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True).stdout
+        for line in self.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%A %i %r").splitlines():
+            job, number, reason = line.split(maxsplit=2)
+            if "BeginTime" not in reason or f"slurmstepd: [{job}." in steps:
+                self.pending.pop(job, None)
+            elif time.monotonic() - self.pending.setdefault(job, time.monotonic()) > 2:
                 self.call("scontrol", "update", f"jobid={number}", "StartTime=now")
 
     def wait_state(self, number, *states, seconds=180):
