@@ -50,7 +50,6 @@ struct Executor {
   std::vector<std::unique_ptr<Group>> groups;
   std::vector<Group*> free_groups;
   std::vector<uint32_t> order;
-  DeviceThread* running = nullptr;
   void* scheduler_stack = nullptr;
   unsigned alive = 0, at_barrier = 0;
   bool abandoned = false;
@@ -65,7 +64,7 @@ uint32_t bit(unsigned lane) { return 1u << lane; }
 
 void leave_to_scheduler() {
   ++executor.counts.switches;
-  spillway_switch_fiber(&executor.running->stack, executor.scheduler_stack);
+  spillway_switch_fiber(&running_fiber->stack, executor.scheduler_stack);
 }
 
 void release_barrier() {
@@ -79,7 +78,7 @@ void release_barrier() {
 
 void run_thread() {
   executor.launch->body(executor.launch->arguments);
-  DeviceThread& thread = *executor.running;
+  DeviceThread& thread = *running_fiber;
   CopyQueue& queue = executor.queues[thread.linear];
   if (!queue.copies.empty())
     report("unfinished cp.async", executor.launch->kernel, "{} ends with copies in flight",
@@ -133,7 +132,7 @@ bool run_warp(unsigned warp) {
     DeviceThread& thread = executor.threads[first + lane];
     if (thread.state != DeviceThread::State::ready) continue;
     any = true;
-    executor.running = &thread;
+    running_fiber = &thread;
     ++executor.counts.switches;
     spillway_switch_fiber(&executor.scheduler_stack, thread.stack);
     if (executor.abandoned) break;
@@ -146,12 +145,12 @@ void tell_of_deadlock() {
   for (DeviceThread& t : executor.threads)
     if (t.state == DeviceThread::State::in_collective) {
       ++in_collective;
-      executor.running = &t;
+      running_fiber = &t;
     }
-  report("deadlock", executor.running->blocked_at,
+  report("deadlock", running_fiber->blocked_at,
          "{} of {} threads wait at a barrier and {} in a warp collective; one stands at {}, {}",
          executor.at_barrier, executor.alive, in_collective,
-         source_of(executor.running->blocked_at), where_running());
+         source_of(running_fiber->blocked_at), where_running());
 }
 
 void run_block(uint3 block) {
@@ -172,12 +171,13 @@ void run_block(uint3 block) {
     tell_of_deadlock();
     break;
   }
-  executor.running = nullptr;
+  running_fiber = nullptr;
 }
 
 }  // namespace
 
 constinit thread_local bool on_device = false;
+DeviceThread* running_fiber = nullptr;
 
 const char* broken_limit(const Launch& launch) {
   const auto volume = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
@@ -213,11 +213,10 @@ void run_grid(const Launch& launch) {
   executor.launch = nullptr;
 }
 
-const DeviceThread* running_thread() { return executor.running; }
 const Launch* running_launch() { return executor.launch; }
 unsigned char* dynamic_shared() { return executor.shared; }
-int lane_index() { return static_cast<int>(executor.running->lane); }
-uint3 thread_index() { return executor.running->index; }
+int lane_index() { return static_cast<int>(running_fiber->lane); }
+uint3 thread_index() { return running_fiber->index; }
 uint3 block_index() { return executor.block; }
 dim3 block_size() { return executor.launch->block; }
 dim3 grid_size() { return executor.launch->grid; }
@@ -225,7 +224,7 @@ const Counts& counts() { return executor.counts; }
 
 std::string where_running() {
   return fmt::format("block ({},{},{}) thread {} of {}", executor.block.x, executor.block.y,
-                     executor.block.z, executor.running ? executor.running->linear : 0,
+                     executor.block.z, running_fiber ? running_fiber->linear : 0,
                      source_of(executor.launch->kernel));
 }
 
@@ -239,7 +238,7 @@ BarrierResult barrier(int value, const void* code) {
   executor.gathered.any |= value != 0;
   executor.gathered.all &= value != 0;
   executor.gathered.count += value != 0;
-  DeviceThread& thread = *executor.running;
+  DeviceThread& thread = *running_fiber;
   thread.state = DeviceThread::State::at_barrier;
   thread.blocked_at = code;
   if (++executor.at_barrier < executor.alive) {
@@ -261,7 +260,7 @@ BarrierResult barrier(int value, const void* code) {
 void collective(uint32_t mask, void (*finish)(Lanes&), const void* in, size_t in_bytes, void* out,
                 size_t out_bytes, const void* code) {
   ++executor.counts.collectives;
-  DeviceThread& thread = *executor.running;
+  DeviceThread& thread = *running_fiber;
   Warp& warp = executor.warps[thread.warp];
   const unsigned lanes = std::min<unsigned>(
       kWarp, static_cast<unsigned>(executor.threads.size()) - thread.warp * kWarp);
@@ -324,14 +323,14 @@ void issue_copy(void* shared, const void* global, size_t bytes, bool valid, cons
   }
   if (valid) shadow::read(global, bytes, code);
   shadow::begin_copy(shared, bytes, code);
-  CopyQueue& queue = executor.queues[executor.running->linear];
+  CopyQueue& queue = executor.queues[running_fiber->linear];
   queue.copies.push_back({shared, global, static_cast<uint32_t>(bytes), queue.committed, valid});
 }
 
-void commit_copies() { ++executor.queues[executor.running->linear].committed; }
+void commit_copies() { ++executor.queues[running_fiber->linear].committed; }
 
 void wait_for_copies(unsigned pending, const void* code) {
-  CopyQueue& queue = executor.queues[executor.running->linear];
+  CopyQueue& queue = executor.queues[running_fiber->linear];
   size_t done = 0;
   for (; done < queue.copies.size(); ++done) {
     const Copy& copy = queue.copies[done];

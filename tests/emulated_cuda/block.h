@@ -43,7 +43,8 @@ struct DeviceThread {
 extern constinit thread_local bool on_device;
 
 // nullptr outside kernels.
-const DeviceThread* running_thread();
+extern DeviceThread* running_fiber;
+inline const DeviceThread* running_thread() { return running_fiber; }
 const Launch* running_launch();
 unsigned char* dynamic_shared();  // of the running block; kMaxSharedBytes are mapped
 

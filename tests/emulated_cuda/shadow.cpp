@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <string>
 #include <vector>
@@ -207,6 +208,36 @@ bool check_byte(Cell& read, Cell& write, uint32_t floor, Kind kind, const char* 
   return good;
 }
 
+bool uniform(const Cell* cells, size_t count) {
+  const uint64_t first = std::bit_cast<uint64_t>(cells[0]);
+  uint64_t difference = 0;
+  for (size_t i = 1; i < count; ++i) difference |= std::bit_cast<uint64_t>(cells[i]) ^ first;
+  return difference == 0;
+}
+
+// The same for neighbours. Most accesses meet bytes of one past, so that one check does for all.
+bool check_bytes(Cell* reads, Cell* writes, size_t count, uint32_t floor, Kind kind,
+                 const char* memory, uintptr_t a, const void* code) {
+  if (kind != Kind::atomic) {  // what this thread did a moment ago says nothing new
+    const Cell* own = kind == Kind::read ? reads : writes;
+    const uint64_t now = std::bit_cast<uint64_t>(cell_of_now());
+    uint64_t difference = 0;
+    for (size_t i = 0; i < count; ++i) difference |= std::bit_cast<uint64_t>(own[i]) ^ now;
+    if (difference == 0) return true;
+  }
+  if (uniform(reads, count) && uniform(writes, count)) {
+    if (!check_byte(reads[0], writes[0], floor, kind, memory, a, code)) return false;
+    if (kind == Kind::read)
+      std::fill(reads + 1, reads + count, reads[0]);
+    else
+      std::fill(writes + 1, writes + count, writes[0]);
+    return true;
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!check_byte(reads[i], writes[i], floor, kind, memory, a + i, code)) return false;
+  return true;
+}
+
 void in_region(Region& region, const char* memory, uintptr_t a, size_t bytes, Kind kind,
                const void* code) {
   const size_t offset = a - region.begin;
@@ -215,15 +246,19 @@ void in_region(Region& region, const char* memory, uintptr_t a, size_t bytes, Ki
            verb(kind), bytes, offset, region.usable, memory, line_of(code));
     return;
   }
-  for (size_t i = 0; i < bytes; ++i) {
-    Cell &read = region.reads[offset + i], &write = region.writes[offset + i];
-    if (kind != Kind::write && write.interval < state.block_first) {
-      report("uninitialised", code, "{} reads byte {} of {}, which its block never wrote, at {}",
-             where_running(), offset + i, memory, line_of(code));
-      return;
-    }
-    if (!check_byte(read, write, state.block_first, kind, memory, a + i, code)) return;
-  }
+  if (kind != Kind::write)
+    for (size_t i = 0; i < bytes; ++i)
+      if (region.writes[offset + i].interval < state.block_first) {
+        report("uninitialised", code, "{} reads byte {} of {}, which its block never wrote, at {}",
+               where_running(), offset + i, memory, line_of(code));
+        return;
+      }
+  check_bytes(&region.reads[offset], &region.writes[offset], bytes, state.block_first, kind, memory,
+              a, code);
+}
+
+void mark(uint64_t (&bits)[kPageBytes / 64], size_t first, size_t count) {
+  for (size_t i = first; i < first + count; ++i) bits[i / 64] |= uint64_t{1} << (i % 64);
 }
 
 void in_page(uintptr_t a, size_t bytes, Kind kind, const void* code) {
@@ -246,14 +281,10 @@ void in_page(uintptr_t a, size_t bytes, Kind kind, const void* code) {
            describe_address(hole), line_of(code));
     written::set(a, bytes);
   }
-  for (size_t i = 0; i < bytes; ++i) {
-    const size_t at = offset + i;
-    if (kind != Kind::write) page.read[at / 64] |= uint64_t{1} << (at % 64);
-    if (kind != Kind::read) page.written[at / 64] |= uint64_t{1} << (at % 64);
-    if (!check_byte(page.reads[at], page.writes[at], state.launch_first, kind, "device memory",
-                    a + i, code))
-      break;
-  }
+  if (kind != Kind::write) mark(page.read, offset, bytes);
+  if (kind != Kind::read) mark(page.written, offset, bytes);
+  check_bytes(&page.reads[offset], &page.writes[offset], bytes, state.launch_first, kind,
+              "device memory", a, code);
   if (kind != Kind::read && device) written::set(a, bytes);
 }
 
