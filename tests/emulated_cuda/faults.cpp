@@ -27,7 +27,13 @@ struct Wanted {
 
 }  // namespace
 
+int64_t& calls() {
+  static int64_t made = 0;
+  return made;
+}
+
 bool strikes(const char* function) {
+  ++calls();
   static const Wanted wanted;
   static int64_t seen = 0;
   if (wanted.call == 0 || (wanted.function != "any" && wanted.function != function)) return false;

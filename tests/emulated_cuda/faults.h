@@ -9,6 +9,7 @@ namespace spillway::emulated::faults {
 // Counts the call and says whether it is to fail: SPILLWAY_EMULATED_FAIL is "<function>:<n>" or
 // "any:<n>" (counted from 1), on the rank of SPILLWAY_EMULATED_FAIL_RANK if that is set.
 bool strikes(const char* function);
+int64_t& calls();  // made so far, of all functions
 
 struct Limits {
   int64_t device_bytes;    // SPILLWAY_EMULATED_DEVICE_BYTES

@@ -18,10 +18,11 @@ def leftovers():
 
 class InjectedErrors(unittest.TestCase):
     def calls_of(self, folder, value, ranks):
-        """How many calls a whole run makes, so that one can be drawn."""
+        """How many calls a whole run makes before it tears down, so that one can be drawn."""
         emulated.run("cuda", folder, value, folder / "count", ranks=ranks,
                      environment={"SPILLWAY_EMULATED_STATS": str(folder / "stats.%r")})
-        return emulated.stats(folder / "stats.%r", 1)["calls"]
+        made = emulated.stats(folder / "stats.%r", 1)
+        return made["calls"] - made["allocations"]["events"] - 40
 
     def test_an_error_on_one_of_two_ranks_ends_both(self):
         chance = random.Random(SEED)
@@ -30,8 +31,9 @@ class InjectedErrors(unittest.TestCase):
             value = emulated.config("llama", train={"steps": 2},
                                     place={"moments": "host", "ffn_up": "host"})
             calls = self.calls_of(folder, value, 2)
-            for trial in range(40 if common.LONG else 8):
-                number = chance.randrange(1, calls + 1)
+            for trial in range(40 if common.LONG else 6):
+                # Half of them once the arenas stand, where most calls differ from each other.
+                number = chance.randrange(2 * calls // 3 if trial % 2 else 1, calls + 1)
                 with self.subTest(call=number):
                     start = time.monotonic()
                     done = emulated.run("cuda", folder, value, folder / f"out{trial}", ranks=2,
@@ -45,8 +47,9 @@ class InjectedErrors(unittest.TestCase):
     def test_the_message_names_call_instruction_step_and_rank(self):
         with common.Folder() as folder:
             value = emulated.config("llama", train={"steps": 3}, place={"moments": "host"})
-            for call, number in (("cudaMemcpyAsync", 120), ("cudaLaunchKernelExC", 400),
-                                 ("ncclGroupEnd", 6)):
+            for call, number, told in (("cudaMemcpyAsync", 120, "cudaMemcpyAsync"),
+                                       ("cudaLaunchKernelExC", 150, "the launch of a kernel"),
+                                       ("ncclGroupEnd", 6, "ncclGroupEnd")):
                 with self.subTest(call=call):
                     done = emulated.run("cuda", folder, value, folder / call, ranks=2,
                                         environment={"SPILLWAY_EMULATED_FAIL": f"{call}:{number}",
@@ -54,7 +57,7 @@ class InjectedErrors(unittest.TestCase):
                                         expect=None, timeout=3 * LIMIT)
                     self.assertNotEqual(done.returncode, 0)
                     self.assertRegex(done.stderr,
-                                     rf"rank 1, step \d+, instruction [^:]+: {call}[^\n]* failed: ")
+                                     rf"rank 1, step \d+, instruction [^:]+: {told} failed: ")
 
 
 class Memory(unittest.TestCase):

@@ -21,8 +21,8 @@ class Races(unittest.TestCase):
                 precision = ("bf16", "f32")[seed // 2 % 2]
                 ranks = (0, 2)[seed % 5 == 0]
                 value = emulated.config(
-                    family, train={"precision": precision, "steps": 2, "batch": 2, "eval_every": 2,
-                                   "eval_batches": 1},
+                    family, train={"precision": precision, "steps": 2,
+                                   "batch": 2 * max(1, ranks), "eval_every": 2, "eval_batches": 1},
                     place=rows(family, precision)["everything streamed"])
                 output = folder / f"out{seed}"
                 with self.subTest(seed=seed):
@@ -56,8 +56,10 @@ class SameSources(unittest.TestCase):
                                                        "batch": 2, "eval_every": 1,
                                                        "eval_batches": 1})
                 value["model"]["context"] = 64
+                value["optimizer"]["warmup"] = 0
                 emulated.run("cuda", folder, value, folder / f"{family}{precision}", ranks=2,
-                             environment={"SPILLWAY_EMULATED_STATS": str(folder / "stats.%r")})
+                             environment={"SPILLWAY_EMULATED_STATS": str(folder / "stats.%r"),
+                                          "SPILLWAY_EMULATED_KERNELS": "1"})
                 launched |= {line.split(":")[0].split("/")[-1]
                              for line in emulated.stats(folder / "stats.%r")["kernels"]}
         files = {path.name for path in (common.ROOT / "kernels" / "cuda").glob("*.cu")}

@@ -33,8 +33,8 @@ struct CudaDeviceOptions {
   // A copy that continues the one before on its lane, in both memories, is merged with it while
   // neither is larger than this and nobody waits in between.
   int64_t merge_below = 1 << 20;
-  int events = 512;          // of each lane
-  int timed_entries = 2048;  // instructions whose times are kept until they are asked for
+  int events = 256;          // of each lane
+  int timed_entries = 512;  // instructions whose times are kept until they are asked for
 };
 
 // Creates streams, events and words in the constructor, communicators in `connect`; allocates
