@@ -43,6 +43,7 @@ struct Tensor {
   Role role = Role::activation;
   int32_t layer = 0;
   bool anchor = false;  // a block's input: may be kept or streamed, never recomputed
+  bool carried = false;  // read by the next step's program
   int64_t bytes() const { return dims.count() * size_of(dtype); }
 };
 

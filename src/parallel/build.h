@@ -30,6 +30,11 @@ Schedule build_check_schedule(const Graph& forward, const OptimizerConfig& optim
                               const ParallelSpec& spec, const ScheduleChoice& choice);
 std::vector<std::string> digested_tensors(const Schedule& check);
 
+// Applies the rotated updates that are pending after a run of `train`, before anything else reads
+// the parameters or a checkpoint is saved. Reads the same tensors; its "scalars", whose skip_update
+// must be set, mark that nothing is pending any more.
+Schedule build_flush_schedule(const Schedule& train);
+
 // The train schedules of one rank, each built when it is first asked for. Not for several threads.
 class TrainSchedules {
  public:
@@ -38,13 +43,14 @@ class TrainSchedules {
       : forward_(std::move(forward)), optimizer_(std::move(optimizer)), spec_(spec) {}
   const Schedule& get(const ScheduleChoice& choice) const;    // stays where it is
   const Schedule& check(const ScheduleChoice& choice) const;  // … and the one that borrows from it
+  const Schedule* flush(const ScheduleChoice& choice) const;  // nullptr: no update is rotated
   const ParallelSpec& spec() const { return spec_; }
 
  private:
   Graph forward_;
   OptimizerConfig optimizer_;
   ParallelSpec spec_;
-  mutable std::map<ScheduleChoice, Schedule> built_, built_checks_;
+  mutable std::map<ScheduleChoice, Schedule> built_, built_checks_, built_flushes_;
 };
 
 // A forward-only schedule ("evaluate", "prefill", "decode") of one stage.

@@ -2,6 +2,7 @@
 // that run one after the other. Compute and communication only; copies are lowering's business.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <string>
@@ -23,6 +24,10 @@ struct ParallelSpec {
   int32_t tree = 1;           // inner width of the reduction tree
 };
 
+// When a layer's parameters are updated: at the end of the step, or rotated, just before the
+// layer's forward pass in the next step, so that its streamed state has work to hide behind.
+enum class UpdatePosition : uint8_t { end, rotated };
+
 // What of a schedule is the planner's to choose. None of it changes a bit.
 struct ScheduleChoice {
   // 1: the sum over ranks of a layer is issued after the backward pass of the layer below it, and
@@ -32,6 +37,13 @@ struct ScheduleChoice {
   // Micro-batches that visit a layer before the next layer's turn. Parameters travel once a group,
   // and a group's activations are alive at once.
   int32_t group = 1;
+  std::vector<UpdatePosition> update;  // by layer; empty: all at the end of the step
+  bool rotates(int32_t layer) const {
+    return layer < static_cast<int32_t>(update.size()) && update[layer] == UpdatePosition::rotated;
+  }
+  bool rotates() const {
+    return std::find(update.begin(), update.end(), UpdatePosition::rotated) != update.end();
+  }
   friend auto operator<=>(const ScheduleChoice&, const ScheduleChoice&) = default;
 };
 

@@ -1,3 +1,4 @@
+// What schedules there are of one training graph.
 #include "parallel/build.h"
 
 namespace spillway {
@@ -38,6 +39,23 @@ std::vector<std::string> digested_tensors(const Schedule& check) {
     if (node.op == OpKind::digest && node.kind == NodeKind::op)
       names.push_back(check.graph.tensors[node.in[0].tensor].name);
   return names;
+}
+
+Schedule build_flush_schedule(const Schedule& train) {
+  Schedule flush = train;
+  flush.name = "flush";
+  Stage stage;
+  stage.name = "flush";
+  for (const Visit& visit : train.stages.front().visits)
+    if (train.graph.nodes[visit.node].pass == Pass::update) stage.visits.push_back(visit);
+  stage.visits.push_back(train.stages.back().visits.back());  // scalars → pending scalars
+  flush.stages = {std::move(stage)};
+  return flush;
+}
+
+const Schedule* TrainSchedules::flush(const ScheduleChoice& choice) const {
+  if (!choice.rotates()) return nullptr;
+  return &built_once(built_flushes_, choice, [&] { return build_flush_schedule(get(choice)); });
 }
 
 }  // namespace spillway

@@ -9,16 +9,17 @@
 #include "graph/builder.h"
 #include "parallel/build.h"
 #include "parallel/gather.h"
+#include "parallel/schedule_nodes.h"
 #include "parallel/units.h"
 
 namespace spillway {
 namespace {
 
-class TrainSchedule {
+class TrainSchedule : private ScheduleNodes {
  public:
   TrainSchedule(const Graph& forward, const OptimizerConfig& optimizer, const ParallelSpec& spec,
                 const ScheduleChoice& choice)
-      : optimizer_(optimizer), spec_(spec) {
+      : ScheduleNodes(spec), optimizer_(optimizer) {
     schedule_.name = "train";
     schedule_.spec = spec;
     schedule_.choice = choice;
@@ -33,6 +34,7 @@ class TrainSchedule {
       unit_ = static_cast<int32_t>(steps_.size());
       steps_.push_back(unit_steps(unit));
     }
+    build_updates();
     unit_ = kNone;
     add_micro_batch_stages();
     add_update_stage();
@@ -71,60 +73,6 @@ class TrainSchedule {
         finish_step;  // only after the step's last group: norm partials, ZeRO-0 gather
   };
 
-  Graph& graph() { return schedule_.graph; }
-  const Tensor& tensor(TensorId id) const { return schedule_.graph.tensors[id]; }
-  int64_t total(const Param& p) const { return tensor(p.param).dims.count(); }
-  const std::string& name(const Param& p) const { return tensor(p.param).name; }
-  bool several_ranks() const { return spec_.ranks > 1; }
-  bool sharded_state() const { return several_ranks() && spec_.zero >= 1; }
-  bool sharded_parameters() const { return several_ranks() && spec_.zero >= 3; }
-  // The micro-batches of a reduction visit a layer together, so that its accumulators die there:
-  // where gradients are sharded, and where a group holds several reductions, each with its own.
-  bool short_lived_accumulators() const {
-    const int32_t group = schedule_.choice.group, every = spec_.reduce_every;
-    return group % every == 0 && (group > every || (several_ranks() && spec_.zero >= 2));
-  }
-  bool separate_sum() const {
-    return spec_.reduce_every < spec_.micro_batches || short_lived_accumulators();
-  }
-  // Every rank's sums come to every rank, and the accumulators are gone by then.
-  bool whole_sums() const {
-    return several_ranks() && !sharded_state() && short_lived_accumulators();
-  }
-  Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
-  Range part(const Piece& piece, int rank) const {
-    return owned_part(piece, total(schedule_.graph.params[piece.param]), rank, spec_.ranks);
-  }
-
-  TensorId add_tensor(const std::string& name, const std::string& place, Role role, Dtype dtype,
-                      Dims dims, int32_t layer) {
-    Tensor t;
-    t.name = name;
-    t.place = place;
-    t.dtype = dtype;
-    t.dims = dims;
-    t.role = role;
-    t.layer = layer;
-    return graph().add(std::move(t));
-  }
-
-  NodeId add_node(Node node, Pass pass, int32_t layer) {
-    node.pass = pass;
-    node.layer = layer;
-    node.unit = unit_;
-    graph().nodes.push_back(std::move(node));
-    return static_cast<NodeId>(graph().nodes.size()) - 1;
-  }
-
-  static Node op_node(const std::string& name, OpKind op) {
-    Node node;
-    node.name = name;
-    node.op = op;
-    return node;
-  }
-
-  static Operand range(TensorId id, int64_t begin, int64_t count) { return {id, begin, count}; }
-
   // Master weights and moments: whole, or this rank's shard.
   void add_state() {
     for (size_t i = 0; i < graph().params.size(); ++i) {
@@ -151,7 +99,15 @@ class TrainSchedule {
       graph().params[i].master = master;
       graph().params[i].moment1 = m;
       graph().params[i].moment2 = v;
+      if (schedule_.choice.rotates(layer)) carry_gradients(p, reduced_.back());
     }
+  }
+
+  // What the next step's update of a parameter will read.
+  void carry_gradients(const Param& p, TensorId reduced) {
+    if (reduced != kNone) graph().tensors[reduced].carried = true;
+    if (reduced == kNone || (several_ranks() && !sharded_state() && !whole_sums()))
+      graph().tensors[p.grads[0]].carried = true;
   }
 
   void add_scalars() {
@@ -164,6 +120,10 @@ class TrainSchedule {
         add_tensor("norm_partials", "norm_partials", Role::scalar, Dtype::f64, Dims(partials), 0);
     scalars_ =
         add_tensor("scalars", "scalars", Role::scalar, Dtype::u8, Dims(sizeof(StepScalars)), 0);
+    if (!schedule_.choice.rotates()) return;
+    pending_ = add_tensor("pending_scalars", "scalars", Role::scalar, Dtype::u8,
+                          Dims(sizeof(StepScalars)), 0);
+    graph().tensors[pending_].carried = true;
   }
 
   // Each rank writes its losses where they stand in the vector of all ranks' losses.
@@ -190,37 +150,6 @@ class TrainSchedule {
   // Where the other ranks' sums come to.
   TensorId gathered_sums(int32_t param) const {
     return whole_sums() ? reduced_[param] : schedule_.graph.params[param].grads[0];
-  }
-
-  static void send(Node& node, Operand operand, const std::vector<int>& peers) {
-    node.in.push_back(operand);
-    for (int peer : peers)
-      node.transfers.push_back({peer, true, static_cast<int32_t>(node.in.size()) - 1});
-  }
-  static void receive(Node& node, Operand operand, int peer) {
-    node.out.push_back(operand);
-    node.transfers.push_back({peer, false, static_cast<int32_t>(node.out.size()) - 1});
-  }
-  std::vector<int> peers() const {
-    std::vector<int> result;
-    for (int p = 0; p < spec_.ranks; ++p)
-      if (p != spec_.rank) result.push_back(p);
-    return result;
-  }
-
-  Node exchange_node(const std::string& name) const {
-    Node node;
-    node.name = name;
-    node.kind = NodeKind::exchange;
-    return node;
-  }
-
-  std::string unit_name(const Unit& unit) const {
-    const Piece& first = unit.pieces.front();
-    std::string base = name(schedule_.graph.params[first.param]);
-    if (unit.layer >= 1 && unit.layer <= schedule_.graph.layers)
-      base = "blk." + std::to_string(unit.layer - 1);
-    return first.begin == 0 ? base : base + "+" + std::to_string(first.begin);
   }
 
   UnitSteps unit_steps(const Unit& unit) {
@@ -317,20 +246,6 @@ class TrainSchedule {
     }
   }
 
-  std::string piece_name(const Piece& piece) const {
-    const std::string& base = name(schedule_.graph.params[piece.param]);
-    return piece.begin == 0 ? base : base + "+" + std::to_string(piece.begin);
-  }
-
-  // Everyone's part of a piece comes to everyone: `own` is sent, the others arrive in `whole`.
-  void gather_piece(Node& node, const Piece& piece, Operand own, TensorId whole) const {
-    if (own.count > 0) send(node, own, peers());
-    for (int peer : peers()) {
-      const Range theirs = part(piece, peer);
-      if (theirs.count > 0) receive(node, range(whole, theirs.begin, theirs.count), peer);
-    }
-  }
-
   // What the micro-batches of one iteration do with gradients.
   struct Flags {
     bool accumulate = false;          // accumulators hold earlier micro-batches of the interval
@@ -350,7 +265,7 @@ class TrainSchedule {
   // Forward and backward nodes, every layer for all micro-batches of the group in turn; a layer's
   // units after the last node that adds to its gradients. A unit's sum waits until `reduce_delay`
   // further units have been sent, so that the exchange has time to run.
-  std::vector<Visit> micro_batch_visits(const std::vector<Flags>& flags) const {
+  std::vector<Visit> micro_batch_visits(const std::vector<Flags>& flags, bool first) const {
     const Graph& g = schedule_.graph;
     std::vector<NodeId> complete_after(static_cast<size_t>(g.layers) + 2, kNone);
     for (NodeId id = 0; id < passes_; ++id)
@@ -375,11 +290,14 @@ class TrainSchedule {
       }
     };
     for (NodeId begin = 0, end = 0; begin < passes_; begin = end) {
-      const Node& first = g.nodes[begin];
-      while (end < passes_ && g.nodes[end].layer == first.layer && g.nodes[end].pass == first.pass)
+      const Node& head = g.nodes[begin];
+      while (end < passes_ && g.nodes[end].layer == head.layer && g.nodes[end].pass == head.pass)
         ++end;
       for (int32_t micro = 0; micro < static_cast<int32_t>(flags.size()); ++micro) {
         for (NodeId id = begin; id < end; ++id) {
+          if (const auto updates = rotated_before_.find(id);
+              updates != rotated_before_.end() && first && micro == 0)
+            append(updates->second, 0, false);
           if (const auto gathers = gathers_.find(id); gathers != gathers_.end() && micro == 0)
             append(gathers->second, 0, false);
           visits.push_back({id, micro, flags[micro].accumulate});
@@ -442,13 +360,50 @@ class TrainSchedule {
       const std::vector<Flags> flags = flags_from(micro);
       Stage stage;
       stage.micro_base = micro;
-      while (micro < count && flags_from(micro) == flags) micro += group;
+      const bool first = micro == 0;
+      do micro += group;
+      while (micro < count && !(first && pending_ != kNone) && flags_from(micro) == flags);
       stage.trip = (micro - stage.micro_base) / group;
-      stage.visits = micro_batch_visits(flags);
-      const bool first = stage.micro_base == 0, last = micro == count;
+      stage.visits = micro_batch_visits(flags, first);
+      const bool last = micro == count;
       stage.name = first && last ? "only" : first ? "first" : last ? "last" : "steady";
       schedule_.stages.push_back(std::move(stage));
     }
+  }
+
+  // Updates of every unit, and what follows them, as nodes.
+  void build_updates() {
+    for (const Unit& unit : units_) {
+      unit_ = static_cast<int32_t>(&unit - units_.data());
+      std::vector<NodeId>& nodes = updates_.emplace_back();
+      for (const Piece& piece : unit.pieces)
+        for (Node& node : updates(piece))
+          nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
+      if (!sharded_state() || sharded_parameters()) continue;
+      Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
+      for (const Piece& piece : unit.pieces) {
+        const TensorId param = graph().params[piece.param].param;
+        const Range own = part(piece, spec_.rank);
+        gather_piece(gather, piece, range(param, own.begin, own.count), param);
+      }
+      nodes.push_back(add_node(std::move(gather), Pass::update, unit.layer));
+    }
+    for (size_t u = 0; u < units_.size(); ++u)
+      if (schedule_.choice.rotates(units_[u].layer)) {
+        std::vector<NodeId>& before = rotated_before_[first_reader(units_[u].layer)];
+        before.insert(before.end(), updates_[u].begin(), updates_[u].end());
+      }
+  }
+
+  // The first node that needs this layer's parameters as they are after an update.
+  NodeId first_reader(int32_t layer) const {
+    for (const auto& [before, nodes] : gathers_)
+      for (const NodeId id : nodes)
+        if (schedule_.graph.nodes[id].layer == layer) return before;
+    for (NodeId id = 0; id < passes_; ++id)
+      for (const Operand& in : schedule_.graph.nodes[id].in)
+        if (tensor(in.tensor).role == Role::param && tensor(in.tensor).layer == layer) return id;
+    internal_error("no node reads the parameters of layer {}", layer);
   }
 
   void add_update_stage() {
@@ -463,18 +418,16 @@ class TrainSchedule {
     norm.in = {{partials_}, {losses_}, {scalars_}};
     norm.out = {{scalars_}};
     add(std::move(norm), 0);
-    for (const Unit& unit : units_) {
-      unit_ = static_cast<int32_t>(&unit - units_.data());
-      for (const Piece& piece : unit.pieces)
-        for (Node& node : updates(piece)) add(std::move(node), unit.layer);
-      if (!sharded_state() || sharded_parameters()) continue;
-      Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
-      for (const Piece& piece : unit.pieces) {
-        const TensorId param = graph().params[piece.param].param;
-        const Range own = part(piece, spec_.rank);
-        gather_piece(gather, piece, range(param, own.begin, own.count), param);
-      }
-      add(std::move(gather), unit.layer);
+    for (size_t u = 0; u < units_.size(); ++u)
+      if (!schedule_.choice.rotates(units_[u].layer))
+        for (const NodeId node : updates_[u]) stage.visits.push_back({node});
+    if (pending_ != kNone) {
+      Node keep;
+      keep.name = "scalars.keep";
+      keep.kind = NodeKind::copy;
+      keep.in = {{scalars_}};
+      keep.out = {{pending_}};
+      add(std::move(keep), 0);
     }
     schedule_.stages.push_back(std::move(stage));
   }
@@ -521,7 +474,8 @@ class TrainSchedule {
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
       const Operand m = range(p.moment1, state_begin, r.count);
       const Operand v = range(p.moment2, state_begin, r.count);
-      node.in = {grad, {scalars_}, state, m, v};
+      const bool rotated = schedule_.choice.rotates(tensor(p.param).layer);
+      node.in = {grad, {rotated ? pending_ : scalars_}, state, m, v};
       node.out = {state, m, v};
       if (p.master != kNone) {
         node.in.push_back(param);  // a skipped update leaves what stands there
@@ -533,16 +487,16 @@ class TrainSchedule {
   }
 
   OptimizerConfig optimizer_;
-  ParallelSpec spec_;
-  Schedule schedule_;
   NodeId passes_ = 0;                              // nodes before it are forward and backward ones
   std::map<NodeId, std::vector<NodeId>> gathers_;  // by the node that they go before
   std::vector<Unit> units_;
-  std::vector<UnitSteps> steps_;         // by unit
-  int32_t unit_ = kNone;                 // that the nodes being added belong to
-  std::vector<TensorId> reduced_;        // by parameter; kNone: the sum stands in grads[0]
-  std::vector<int64_t> partials_begin_;  // by parameter, into norm_partials
+  std::vector<UnitSteps> steps_;              // by unit
+  std::vector<TensorId> reduced_;             // by parameter; kNone: the sum stands in grads[0]
+  std::vector<int64_t> partials_begin_;       // by parameter, into norm_partials
+  std::vector<std::vector<NodeId>> updates_;  // by unit
+  std::map<NodeId, std::vector<NodeId>> rotated_before_;  // by the node that they go before
   TensorId partials_ = kNone, scalars_ = kNone, losses_ = kNone;
+  TensorId pending_ = kNone;  // scalars of the step whose rotated updates are to come
 };
 
 }  // namespace

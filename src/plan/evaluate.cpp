@@ -38,6 +38,7 @@ std::vector<const Schedule*> schedules_of(const PlanInput& input, const Schedule
   std::vector<const Schedule*> schedules = {&input.train->get(choice)};
   if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
   if (input.checks) schedules.push_back(&input.train->check(choice));
+  if (const Schedule* flush = input.train->flush(choice)) schedules.push_back(flush);
   return schedules;
 }
 

@@ -33,8 +33,8 @@ double seconds_of(const Loads& loads) {
 // Forward ops that the backward pass of a layer must repeat, and what that takes.
 class Recompute {
  public:
-  explicit Recompute(const PlanInput& input)
-      : graph_(input.train->get({}).graph),
+  Recompute(const PlanInput& input, const ScheduleChoice& choice)
+      : graph_(input.train->get(choice).graph),
         producer_(graph_.tensors.size(), kNone),
         backward_(static_cast<size_t>(graph_.layers) + 2) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -111,8 +111,10 @@ class Path {
  public:
   Path(const SearchSpace& space, Recompute& recompute)
       : space_(space), input_(*space.input), recompute_(recompute) {
-    const Schedule& train = input_.train->get({});
+    const Schedule& train = input_.train->get(space.choice);
     micro_batches_ = train.spec.micro_batches;
+    groups_ = micro_batches_ / train.choice.group;
+    layers_ = train.graph.layers;
     for (size_t n = 0; n < train.graph.nodes.size(); ++n) {
       const double seconds = recompute.node_seconds(static_cast<NodeId>(n));
       switch (train.graph.nodes[n].pass) {
@@ -126,7 +128,7 @@ class Path {
           loads_[kBackward].compute += seconds;
           break;
         case Pass::update:
-          loads_[kUpdate].compute += seconds;
+          loads_[update_phase()].compute += seconds;
           break;
       }
     }
@@ -182,12 +184,14 @@ class Path {
   std::vector<PlaceUnit> order(const Group& group) const {
     std::vector<PlaceUnit> units = group.units;
     if (group.kind != UnitKind::parameters && group.kind != UnitKind::gradients) return units;
-    const int32_t ends = input_.train->get({}).graph.layers + 1;
+    const int32_t ends = layers_ + 1;
     std::stable_sort(units.begin(), units.end(), [&](const PlaceUnit& a, const PlaceUnit& b) {
       return std::abs(2 * a.key.second - ends) < std::abs(2 * b.key.second - ends);
     });
     return units;
   }
+
+  FluidPhase update_phase() const { return space_.choice.rotates() ? kForward : kUpdate; }
 
   void move(const PlaceUnit& unit, Where where) {
     loads_ = after(unit, where);
@@ -215,10 +219,11 @@ class Path {
   // `sign`: -1 takes the copies away again.
   void add_copies(const PlaceUnit& unit, Loads& loads, double sign) const {
     const double bytes = static_cast<double>(unit.bytes);
+    // Once a group; the bytes of an activation are those of all its micro-batches.
     const double in = input_.profile.copy_seconds + bytes / input_.profile.h2d_bandwidth;
     const double out = input_.profile.copy_seconds + bytes / input_.profile.d2h_bandwidth;
     const int32_t slots = placement_.slots_of(unit.key.first), layer = unit.key.second;
-    const int32_t layers_above = input_.train->get({}).graph.layers + 1 - layer;
+    const int32_t layers_above = layers_ + 1 - layer;
     const auto stall = [&](FluidPhase phase, double times, double seconds, int32_t layers) {
       const double hidden = std::min(slots, layers) * layer_seconds_[phase];
       loads[phase].compute += sign * times * std::max(0.0, seconds - hidden);
@@ -228,19 +233,19 @@ class Path {
       stall(phase, times, in, phase == kForward ? layer : layers_above);
     };
     if (unit.activation) {
-      loads[kForward].d2h += sign * micro_batches_ * out;
-      fetch(kBackward, micro_batches_);
+      loads[kForward].d2h += sign * groups_ * out;
+      fetch(kBackward, groups_);
     } else if (unit.key.first == "parameters") {
-      fetch(kForward, micro_batches_);
-      fetch(kBackward, micro_batches_);
+      fetch(kForward, groups_);
+      fetch(kBackward, groups_);
     } else if (unit.key.first == "gradients") {
-      fetch(kBackward, micro_batches_ - 1);
-      loads[kBackward].d2h += sign * micro_batches_ * out;
-      stall(kBackward, micro_batches_, out, layer);
+      fetch(kBackward, groups_ - 1);
+      loads[kBackward].d2h += sign * groups_ * out;
+      stall(kBackward, groups_, out, layer);
     }
     if (unit.activation) return;
-    loads[kUpdate].h2d += sign * in;
-    if (unit.key.first != "gradients") loads[kUpdate].d2h += sign * out;
+    loads[update_phase()].h2d += sign * in;
+    if (unit.key.first != "gradients") loads[update_phase()].d2h += sign * out;
   }
 
   // Time of repeating what the layer's placement leaves out.
@@ -270,7 +275,7 @@ class Path {
   }
 
   int64_t device_bytes() const {
-    const int32_t blocks = input_.train->get({}).graph.layers;
+    const int32_t blocks = layers_;
     int64_t bytes = 0;
     struct Streamed {
       int64_t slot = 0;
@@ -294,7 +299,8 @@ class Path {
   const SearchSpace& space_;
   const PlanInput& input_;
   Recompute& recompute_;
-  double micro_batches_ = 1;
+  double micro_batches_ = 1, groups_ = 1;
+  int32_t layers_ = 0;
   double layer_seconds_[kPhases] = {};  // compute of one layer in one micro-batch
   std::map<PlaceKey, PlaceUnit> units_;
   std::vector<std::vector<PlaceUnit>> order_;  // units of each group as they move
@@ -307,7 +313,8 @@ class Path {
 
 // Every move below the smallest point before it, thinned to `count` evenly spaced ones and the
 // last.
-void thin(const std::vector<Point>& points, int count, std::vector<Candidate>& family) {
+void thin(const std::vector<Point>& points, const ScheduleChoice& choice, int count,
+          std::vector<Candidate>& family) {
   int64_t least = points[0].device;
   for (const Point& point : points) least = std::min(least, point.device);
   const double step = static_cast<double>(points[0].device - least) / count;
@@ -315,7 +322,7 @@ void thin(const std::vector<Point>& points, int count, std::vector<Candidate>& f
   for (size_t p = 1; p < points.size(); ++p) {
     if (points[p].device > static_cast<double>(last) - step && points[p].device != least) continue;
     if (points[p].device >= last) continue;
-    family.push_back({points[p].placement, {}});
+    family.push_back({points[p].placement, choice});
     last = points[p].device;
   }
 }
@@ -324,14 +331,14 @@ void thin(const std::vector<Point>& points, int count, std::vector<Candidate>& f
 
 std::vector<Candidate> candidate_family(const SearchSpace& space, const Candidate& minimum,
                                         int count) {
-  std::vector<Candidate> family = {{space.base, {}}};
-  Recompute recompute(*space.input);
+  std::vector<Candidate> family = {{space.base, space.choice}};
+  Recompute recompute(*space.input, space.choice);
   using Allowed = std::function<bool(const Group&, Where)>;
   const auto path = [&](std::initializer_list<Allowed> phases, int points) {
     Path path(space, recompute);
     for (const Allowed& allowed : phases) path.walk(allowed);
-    thin(path.points(), points, family);
-    return Candidate{path.points().back().placement, 1};
+    thin(path.points(), space.choice, points, family);
+    return Candidate{path.points().back().placement, space.choice};
   };
   const auto all = [](const Group&, Where) { return true; };
   const auto repeat = [](const Group&, Where where) { return where == Where::recompute; };

@@ -23,6 +23,7 @@ class Descent {
     // A ring is never smaller with more slots; what must overlap gets its slots all the same.
     for (const auto& [key, where] : space.base.where) start_.placement.slots[key.first] = 1;
     start_.placement.slots["comm_staging"] = 1;
+    start_.schedule = space.choice;
     start_.schedule.reduce_delay = space.several_ranks ? 0 : 1;
     for (const Group& group : space.groups) largest_ = std::max(largest_, group.bytes);
   }

@@ -1,7 +1,7 @@
 // Plan files:
 //   { "format": "spillway plan 1", "numerics": HEX, "profile": NAME, "reduce_delay": 0 | 1,
-//     "group": N, "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS": "device" | "host" |
-//     "recompute", … } }
+//     "group": N, "rotated": LAYERS or "", "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS":
+//     "device" | "host" | "recompute", … } }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once.
 #include <fmt/ranges.h>
 
@@ -71,6 +71,10 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
   j["profile"] = profile_name;
   j["reduce_delay"] = plan.schedule.reduce_delay;
   j["group"] = plan.schedule.group;
+  std::vector<int32_t> rotated;
+  for (int32_t layer = 0; layer <= blocks + 1; ++layer)
+    if (plan.schedule.rotates(layer)) rotated.push_back(layer);
+  j["rotated"] = layers_text(rotated, blocks);
   j["slots"] = nlohmann::ordered_json::object();
   for (const auto& [place, slots] : plan.placement.slots) j["slots"][place] = slots;
   j["place"] = nlohmann::ordered_json::object();
@@ -103,6 +107,13 @@ Placement placement_from_json(const std::string& text, const std::string& origin
     if (std::find(groups.begin(), groups.end(), schedule->group) == groups.end())
       bad_input("{}: group is {}, which does not go with this config; expected one of {}", origin,
                 schedule->group, fmt::join(groups, ", "));
+    const int32_t blocks = schedules.get({}).graph.layers;
+    schedule->update.clear();
+    if (const auto text = j.at("rotated").get<std::string>(); !text.empty()) {
+      schedule->update.assign(blocks + 2, UpdatePosition::end);
+      for (const int32_t layer : layers_of("rotated@" + text, blocks, origin).second)
+        schedule->update[layer] = UpdatePosition::rotated;
+    }
     const Schedule& train = schedules.get(*schedule);
     Placement placement;
     std::map<PlaceKey, PlaceUnit> units;

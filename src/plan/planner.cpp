@@ -28,6 +28,27 @@ int family_size(const SearchSpace& space) {
   return static_cast<int>(std::clamp<int64_t>(250000 / std::max<int64_t>(1, space.nodes), 48, 160));
 }
 
+// A schedule other than batch-first with updates at the end gets this part of the evaluations, and
+// only as many of them are tried as keep the whole within bounds.
+constexpr int kOtherShare = 4;
+constexpr int64_t kLargestOther = 12000;  // nodes
+
+std::vector<ScheduleChoice> other_schedules(const PlanInput& input) {
+  std::vector<ScheduleChoice> result;
+  const int32_t layers = input.train->get({}).graph.layers + 2;
+  const auto nodes = static_cast<int64_t>(input.train->get({}).stages.front().visits.size());
+  const std::vector<int32_t> groups = group_choices(input.train->spec());
+  for (const bool rotated : {true, false})
+    for (const int32_t group : {groups.front(), groups.back()}) {
+      ScheduleChoice choice;
+      choice.group = group;
+      if (rotated) choice.update.assign(layers, UpdatePosition::rotated);
+      if (choice == ScheduleChoice{} || nodes * group > kLargestOther) continue;
+      if (std::find(result.begin(), result.end(), choice) == result.end()) result.push_back(choice);
+    }
+  return result;
+}
+
 // The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
 std::string size_at_least(int64_t bytes) {
   constexpr double kMiB = 1 << 20;
@@ -66,6 +87,14 @@ PlanReport make_plan(const PlanInput& input) {
   };
   for (const Candidate& candidate : candidate_family(space, minimum, family_size(space)))
     if (!(candidate == minimum)) consider(evaluate(candidate));
+  // Other orders of the same work: larger groups, and updates in the next step's forward pass.
+  for (const ScheduleChoice& choice : other_schedules(input)) {
+    const SearchSpace other = search_space(input, choice);
+    const Candidate least_of_other = least_device_memory(other);
+    for (const Candidate& candidate :
+         candidate_family(other, least_of_other, family_size(other) / kOtherShare))
+      consider(evaluate(candidate));
+  }
   consider(least);
   if (!report.fits) report.plan = std::move(least);
   return report;

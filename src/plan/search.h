@@ -36,6 +36,7 @@ struct Group {
 
 struct SearchSpace {
   const PlanInput* input = nullptr;
+  ScheduleChoice choice;      // of every candidate, but for when sums are issued
   Placement base;             // everything resident but for the pins
   std::vector<Group> groups;  // with at least two choices, by name and layer
   int64_t nodes = 0;          // over all stages: measures what one evaluation takes
@@ -43,7 +44,8 @@ struct SearchSpace {
 };
 
 // Throws bad_input as placement_of_pins does.
-SearchSpace search_space(const PlanInput& input);
+SearchSpace search_space(const PlanInput& input, const ScheduleChoice& choice = {});
+
 
 // The bytes that evaluate_placement would find, without waits and times.
 Peaks peaks_of(const PlanInput& input, const Candidate& candidate);

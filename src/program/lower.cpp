@@ -10,14 +10,15 @@ namespace {
 
 constexpr int32_t kInputSlots = 2;  // groups of micro-batches of tokens on the device at once
 
-bool shared_between_programs(Role role) {
-  return role == Role::param || role == Role::master || role == Role::moment ||
+bool shared_between_programs(const Tensor& t) {
+  const Role role = t.role;
+  return t.carried || role == Role::param || role == Role::master || role == Role::moment ||
          role == Role::kv_cache;
 }
 
-Scope scope_of(Role role) {
-  if (shared_between_programs(role)) return Scope::run;
-  return role == Role::activation ? Scope::iteration : Scope::step;
+Scope scope_of(const Tensor& t) {
+  if (shared_between_programs(t)) return Scope::run;
+  return t.role == Role::activation ? Scope::iteration : Scope::step;
 }
 
 // Builds one ProgramSet out of several schedules.
@@ -63,7 +64,7 @@ class Lowering {
   }
 
   std::string qualified(const Tensor& t) const {
-    return shared_between_programs(t.role) ? t.name : owner() + "." + t.name;
+    return shared_between_programs(t) ? t.name : owner() + "." + t.name;
   }
 
   BufferId tensor_buffer(TensorId id, Tier tier, int32_t micro = 0) {
@@ -75,9 +76,10 @@ class Lowering {
                                .place = t.place,
                                .tensor = current_ == 0 ? id : kNone,
                                .tier = tier,
-                               .scope = scope_of(t.role),
+                               .scope = scope_of(t),
                                .bytes = t.bytes()});
       if (t.role == Role::kv_cache) result_.kv_caches[t.name] = it->second;
+      if (t.role == Role::scalar && t.carried) result_.io[t.name] = it->second;
     }
     return it->second;
   }
@@ -215,7 +217,9 @@ class Lowering {
     i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange
              : node.kind == NodeKind::copy   ? InstrKind::copy
                                              : InstrKind::op;
-    i.lane = node.kind == NodeKind::op ? Lane::compute : Lane::comm;
+    i.lane = node.kind == NodeKind::op || (node.kind == NodeKind::copy && node.pass == Pass::update)
+                 ? Lane::compute
+                 : Lane::comm;
     i.op = node.op;
     i.name = node.name;
     i.accumulate = item.accumulate;

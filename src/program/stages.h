@@ -34,7 +34,8 @@ struct Lowered {
   std::vector<Home> homes;  // parameters, masters and moments of schedules[0]
   // Host buffers that the caller fills or reads, by "<program>.<tensor>": inputs ("train.tokens",
   // one version a micro-batch), "train.scalars" (in), "train.scalars.out", and outputs of forward
-  // programs ("evaluate.losses", "decode.logits").
+  // programs ("evaluate.losses", "decode.logits"). Beside them "pending_scalars", on the device:
+  // the scalars of updates that are still to come.
   std::map<std::string, BufferId> io;
   std::map<std::string, BufferId> kv_caches;  // by tensor name
 };

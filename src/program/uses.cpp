@@ -140,7 +140,7 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
       for (auto& [tensor, piece] : use.pieces) {
         const Role role = g.tensors[tensor].role;
         if (piece.written.empty() || role == Role::param || role == Role::master ||
-            role == Role::moment || homeless(role))
+            role == Role::moment || homeless(role) || g.tensors[tensor].carried)
           continue;
         RangeSet needed;
         for (size_t later = s; later < stages.size(); ++later) {

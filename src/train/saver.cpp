@@ -65,6 +65,7 @@ std::optional<SaveOutcome> Saver::start(const RunState& run) {
   stall_of_save_ = 0;
   const Stopwatch watch(stall_, stall_of_save_);
   if (auto failed = saving_.begin(run, slices_)) return failed;
+  session_->flush_updates();
   session_->executor().run(save_program_);
   saving_.end_shard();
   return std::nullopt;

@@ -59,8 +59,24 @@ Session::Session(const Workload& workload, Communicator& communicator,
                                            Executor::Options{options.poison, options.on_host_wait});
     foreign_at_start_ = device_->foreign_bytes();
   });
+  prepare_flush();
   recorder_ = std::make_unique<LaneRecorder>(plan.lowered.set.programs[0]);
   device_->record_times(LaneRecorder::sink, recorder_.get(), Device::Timed::waits);
+}
+
+void Session::prepare_flush() {
+  const auto& programs = report_.plan.lowered.set.programs;
+  for (size_t p = 0; p < programs.size(); ++p)
+    if (programs[p].name == "flush") flush_program_ = static_cast<int>(p);
+  if (flush_program_ < 0) return;
+  StepScalars nothing_pending;
+  nothing_pending.skip_update = 1;
+  *io<StepScalars>("flush.scalars") = nothing_pending;
+  device_->upload(io<StepScalars>("pending_scalars"), &nothing_pending, sizeof nothing_pending);
+}
+
+void Session::flush_updates() {
+  if (flush_program_ >= 0) executor_->run(flush_program_);
 }
 
 std::unique_ptr<Device> make_device(const Workload& workload, Communicator& communicator,

@@ -48,18 +48,25 @@ class Session {
   double verify_seconds() const { return verify_seconds_; }
   const std::string& plan_json() const { return plan_json_; }
 
+  // Applies updates that the plan has put into the next step. Before evaluations and checkpoints,
+  // and at the end; harmless if nothing is pending.
+  void flush_updates();
+  int flush_program() const { return flush_program_; }  // -1: the plan rotates no update
+
   template <class T>
   T* io(const std::string& name, int32_t version = 0) {
     return static_cast<T*>(executor_->address(report_.plan.lowered.io.at(name), version, 0));
   }
 
  private:
+  void prepare_flush();
   void adopt_plan(bool made_here, const std::string& plan_file);
 
   const Workload& workload_;
   PlanReport report_;
   std::string plan_json_;
   double verify_seconds_ = 0;
+  int flush_program_ = -1;
   int64_t foreign_at_start_ = 0;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Executor> executor_;

@@ -416,6 +416,7 @@ class Trainer {
     const int64_t every = workload_->config.train.check_every;
     if (every == 0 || step % every != 0) return;
     watchdog_.enter(Phase::checking, step);
+    session_->flush_updates();
     try {
       rank_check_->run(step, [&](int rank, int64_t micro, const MicroBatch& out) {
         BatchReader& reader = rank == communicator_.rank() ? *reader_ : *neighbour_reader_;
@@ -448,6 +449,7 @@ class Trainer {
     std::vector<int32_t> order(static_cast<size_t>(rows));
     std::vector<uint64_t> hashes(static_cast<size_t>(workload_->config.train.micro_batch));
     const auto size = static_cast<size_t>(rows);
+    session_->flush_updates();
     for (int64_t b = 0; b < batches; ++b) {
       const int64_t real =
           reader_->fill_validation(b, {{session_->io<int32_t>("evaluate.tokens"), size},

@@ -78,6 +78,12 @@ Drawn random_placement(const Job& job, std::mt19937_64& random) {
   d.schedule.reduce_delay = static_cast<int>(random() % 2);
   const std::vector<int32_t> groups = group_choices(job.front().spec);
   d.schedule.group = groups[random() % groups.size()];
+  // None, all, or some layers' updates in the next step.
+  const uint64_t rotated = random() % 3;
+  if (rotated > 0)
+    for (int64_t layer = 0; layer < job.front().config.model.layers + 2; ++layer)
+      d.schedule.update.push_back(rotated == 1 || random() % 2 ? UpdatePosition::rotated
+                                                               : UpdatePosition::end);
   const std::vector<PlaceUnit> units = place_units(job.front().train.get(d.schedule));
   std::vector<std::string> classes;
   for (const PlaceUnit& unit : units)
@@ -155,6 +161,8 @@ void check_bytes(TinyRank& rank, int evaluations, Facts& facts) {
   for (const Lane lane : {Lane::h2d, Lane::d2h}) {
     int64_t planned = kSteps * rank.planned_bytes(0, lane);
     if (evaluations > 0) planned += evaluations * rank.planned_bytes(1, lane);
+    if (const int flush = rank.session().flush_program(); flush >= 0)
+      planned += rank.flushes() * rank.planned_bytes(flush, lane);
     const int64_t moved = rank.session().device().bytes_copied(lane);
     if (moved != planned)
       internal_error("{} bytes copied on lane {}, {} planned", moved, static_cast<int>(lane),

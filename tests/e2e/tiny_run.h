@@ -131,10 +131,18 @@ class TinyRank {
 
   double evaluate(uint64_t first_sequence) {
     fill("evaluate.", 0, first_sequence + sequence_of(0));
+    flush();
     session_.executor().run(1);
     session_.executor().finish();
     return *session_.io<double>("evaluate.losses");
   }
+
+  void flush() {
+    session_.flush_updates();
+    session_.executor().finish();
+    ++flushes_;
+  }
+  int flushes() const { return flushes_; }
 
   // Bytes that the copies of `program` move on a lane in one run.
   int64_t planned_bytes(int program, Lane lane) const {
@@ -184,12 +192,14 @@ class TinyRank {
   const Workload& workload_;
   Session session_;
   uint64_t updates_ = 0;
+  int flushes_ = 0;
 };
 
 // Everything that a checkpoint would hold, from all ranks, and each rank's copy of the parameters.
 class StateCollector {
  public:
   void add(TinyRank& rank, int index) {
+    rank.flush();
     Session& s = rank.session();
     const Graph& g = s.train_schedule().graph;
     const auto slices = checkpoint_slices(s.train_schedule(), s.homes());
