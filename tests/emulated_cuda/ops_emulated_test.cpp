@@ -278,6 +278,65 @@ void add_row_cases(OpKind kind, int64_t rows, int64_t columns, Rng& rng, std::ve
     for (const OpCase& c : like) all.push_back(resized(c, rows, columns, new_rows, new_columns));
 }
 
+// Rows too wide for what threads hold in registers, in every way that a norm then goes.
+void add_wide_cases(OpKind kind, std::vector<OpCase>& all) {
+  for (const OpCase& c : op_def(kind).cases())
+    if (c.in[0].dims[0] == 65 && c.attrs.residual)
+      for (const auto& [rows, columns] :
+           {std::pair<int64_t, int64_t>{2, 8200}, {2, 16392}, {1, 32776}})
+        all.push_back(resized(c, 65, 129, rows, columns));
+}
+
+void add_rope_cases(OpKind kind, Rng& rng, std::vector<OpCase>& all) {
+  for (int context : {1, 17, 63, 64, 65, 129})
+    for (int head_dim : {64, 128})
+      for (const OpCase& like : op_def(kind).cases()) {
+        if (like.attrs.head_dim != 2 || like.attrs.decode) continue;
+        if (like.attrs.llama3_rope && (like.attrs.qk_norm || context < 129)) continue;
+        OpCase c = like;
+        c.attrs.context = context;
+        c.attrs.head_dim = head_dim;
+        c.attrs.kv_heads = static_cast<int>(test::between(rng, 1, 3));
+        c.attrs.heads = c.attrs.kv_heads * static_cast<int>(test::between(rng, 1, 3));
+        c.attrs.batch = context < 60 ? 2 : 1;
+        const Dims qkv(int64_t{c.attrs.batch} * context,
+                       int64_t{c.attrs.heads + 2 * c.attrs.kv_heads} * head_dim);
+        c.label = "odd C" + std::to_string(context) + " H" + std::to_string(c.attrs.heads) + " K" +
+                  std::to_string(c.attrs.kv_heads) + " d" + std::to_string(head_dim) +
+                  (c.attrs.qk_norm ? " qk_norm" : "") + (c.attrs.llama3_rope ? " llama3" : "");
+        for (std::vector<TensorType>* types : {&c.in, &c.out})
+          for (TensorType& t : *types) t.dims = t.dims.rank == 2 ? qkv : Dims(head_dim);
+        all.push_back(c);
+      }
+}
+
+// Rows of which many have one token, some tokens none.
+void add_embedding_cases(OpKind kind, Rng& rng, std::vector<OpCase>& all) {
+  for (const OpCase& like : op_def(kind).cases()) {
+    if (like.attrs.context != 1 || like.attrs.decode) continue;
+    for (int context : {1, 17, 63, 64, 65, 129}) {
+      const int64_t vocab = test::between(rng, 1, 9),
+                    h = 8 * test::between(rng, 1, 40) + 4 * (context % 2);
+      const int64_t batch = test::between(rng, 1, 3), rows = batch * context;
+      OpCase c = like;
+      c.label = "odd V" + std::to_string(vocab) + " h" + std::to_string(h) + " B" +
+                std::to_string(batch) + " C" + std::to_string(context);
+      c.attrs.batch = static_cast<int32_t>(batch);
+      c.attrs.context = context;
+      c.attrs.vocab = static_cast<int32_t>(vocab);
+      const Dims table(vocab, h), x(rows, h), positions(context, h);
+      if (kind == OpKind::embedding) {
+        c.in[0].dims = table, c.in[1].dims = Dims(rows), c.out[0].dims = x;
+        if (c.attrs.bias) c.in[2].dims = positions;
+      } else {
+        c.in[0].dims = x, c.in[1].dims = c.in[2].dims = Dims(rows), c.out[0].dims = table;
+        if (c.attrs.bias) c.out[1].dims = positions;
+      }
+      all.push_back(c);
+    }
+  }
+}
+
 // Sums that the GEMM library splits, rows that are no multiple of 16 bytes.
 void add_matmul_cases(OpKind kind, Rng& rng, std::vector<OpCase>& all) {
   for (const OpCase& c : op_def(kind).cases()) {
@@ -321,6 +380,15 @@ std::vector<OpCase> odd_cases(OpKind kind) {
     case OpKind::layernorm:
     case OpKind::layernorm_grad:
       add_row_cases(kind, 65, 129, rng, all);
+      add_wide_cases(kind, all);
+      break;
+    case OpKind::rope:
+    case OpKind::rope_grad:
+      add_rope_cases(kind, rng, all);
+      break;
+    case OpKind::embedding:
+    case OpKind::embedding_grad:
+      add_embedding_cases(kind, rng, all);
       break;
     case OpKind::gelu:
     case OpKind::gelu_grad:
@@ -413,6 +481,28 @@ TEST(CudaOps, NormsLeaveOutWhatIsNotWanted) {
       for (int left_out = 0; left_out < static_cast<int>(c.out.size()); ++left_out)
         expect_same(run(kind, c, in, {}, {false, false, {}, left_out}), whole, "without one output",
                     left_out);
+    }
+}
+
+// A norm recomputed from the sum that it gave out has the bits of the first time.
+TEST(CudaOps, NormsOfTheirSumHaveTheSameBits) {
+  for (OpKind kind : {OpKind::rmsnorm, OpKind::layernorm})
+    for (const OpCase& c : op_def(kind).cases()) {
+      if (!c.attrs.residual) continue;
+      SCOPED_TRACE(c.label);
+      Rng rng = test::rng_of(kind, c);
+      std::vector<Values> in = test::draw_inputs(kind, c, rng);
+      const Result first = run(kind, c, in, {}, {});
+      OpCase alone = c;
+      alone.attrs.residual = false;
+      alone.in.erase(alone.in.begin());
+      alone.out.erase(alone.out.begin());
+      alone.may_alias.clear();
+      in.erase(in.begin());
+      in[0] = first.out[0];
+      const Result second = run(kind, alone, in, {}, {});
+      EXPECT_EQ(second.bytes[0], first.bytes[1]);
+      EXPECT_EQ(second.bytes[1], first.bytes[2]);
     }
 }
 
