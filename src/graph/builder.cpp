@@ -172,13 +172,13 @@ Graph differentiate(const Graph& forward) {
   return std::move(b.graph);
 }
 
-Node recompute_node(const Node& node, const std::vector<bool>& available) {
+Node recompute_node(const Node& node, const std::function<bool(TensorId)>& available) {
   Node again = node;
   const size_t suffix = again.name.rfind(kForwardSuffix);
   if (suffix != std::string::npos) again.name.resize(suffix);
   again.pass = Pass::backward;
   const auto exists = [&](const Operand& operand) {
-    return operand.tensor != kNone && available[operand.tensor];
+    return operand.tensor != kNone && available(operand.tensor);
   };
   if (is_norm(node.op) && node.attrs.residual && exists(node.out[0])) {
     again.attrs.residual = false;

@@ -1,6 +1,7 @@
 // Builds graphs: forward by the models, backward by `differentiate`.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,6 @@ Graph differentiate(const Graph& forward);
 // says which tensors exist there: a norm with fused residual add, whose sum exists, becomes a norm
 // of that sum alone, with the same bits. Other outputs that exist are written once more. The node
 // is named after its main output, without a suffix.
-Node recompute_node(const Node& node, const std::vector<bool>& available);
+Node recompute_node(const Node& node, const std::function<bool(TensorId)>& available);
 
 }  // namespace spillway

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "plan/plan.h"
+#include "plan/search.h"
 
 namespace spillway {
 namespace {
@@ -42,8 +43,7 @@ std::vector<const Schedule*> schedules_of(const PlanInput& input, const Schedule
   return schedules;
 }
 
-Plan evaluate_placement(const PlanInput& input, const Placement& placement,
-                        const ScheduleChoice& schedule) {
+Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleChoice& schedule) {
   Plan plan;
   const Schedule& train = input.train->get(schedule);
   plan.placement = placement;
@@ -53,14 +53,24 @@ Plan evaluate_placement(const PlanInput& input, const Placement& placement,
   plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
   if (input.saves) add_save_program(plan.lowered, train, copy_fits(input, plan.lowered, train));
   plan.layout = pack(plan.lowered.set);
-  synchronise(plan.lowered.set, plan.layout);
   plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);
   plan.host = use_of(plan.lowered.set, plan.layout, Tier::host);
+  return plan;
+}
+
+void synchronise_and_time(const PlanInput& input, Plan& plan) {
+  synchronise(plan.lowered.set, plan.layout);
   const Simulation s = simulate(plan.lowered.set, 0, input.profile, input.bf16, false);
   plan.step_seconds = s.step_seconds;
   plan.exposed_transfer_seconds = s.exposed_transfer_seconds;
   const double peak = input.bf16 ? input.profile.peak_bf16 : input.profile.peak_f32;
   plan.mfu = s.step_seconds > 0 ? input.flops_per_step / (s.step_seconds * peak) : 0;
+}
+
+Plan evaluate_placement(const PlanInput& input, const Placement& placement,
+                        const ScheduleChoice& schedule) {
+  Plan plan = lay_out(input, placement, schedule);
+  synchronise_and_time(input, plan);
   return plan;
 }
 

@@ -84,7 +84,8 @@ class Recompute {
     double sum = 0;
     const std::function<void(TensorId)> need = [&](TensorId t) {
       if (exists[t]) return;
-      const Node node = recompute_node(graph_.nodes[producer_[t]], exists);
+      const Node node =
+          recompute_node(graph_.nodes[producer_[t]], [&](TensorId id) { return exists[id]; });
       for (const Operand& o : node.in) need(o.tensor);
       sum += seconds_[producer_[t]];
       for (const Operand& o : node.out) exists[o.tensor] = true;

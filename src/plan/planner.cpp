@@ -79,23 +79,30 @@ PlanReport make_plan(const PlanInput& input) {
   const auto rank = [](const Plan& p) {
     return std::tuple(p.step_seconds, bytes_moved(p.lowered.set.programs[0]), p.device.peak);
   };
-  const auto consider = [&](Plan plan) {
+  const auto consider_plan = [&](Plan plan) {
     if (!fits(plan, input.budgets)) return;
     if (report.fits && rank(plan) >= rank(report.plan)) return;
     report.plan = std::move(plan);
     report.fits = true;
   };
+  const auto consider = [&](const Candidate& c) {
+    Plan plan = lay_out(input, c.placement, c.schedule);
+    if (!fits(plan, input.budgets)) return;
+    synchronise_and_time(input, plan);
+    consider_plan(std::move(plan));
+  };
   for (const Candidate& candidate : candidate_family(space, minimum, family_size(space)))
-    if (!(candidate == minimum)) consider(evaluate(candidate));
+    if (!(candidate == minimum)) consider(candidate);
   // Other orders of the same work: larger groups, and updates in the next step's forward pass.
   for (const ScheduleChoice& choice : other_schedules(input)) {
     const SearchSpace other = search_space(input, choice);
-    const Candidate least_of_other = least_device_memory(other);
+    Candidate least_of_other = minimum;
+    least_of_other.schedule = choice;
     for (const Candidate& candidate :
          candidate_family(other, least_of_other, family_size(other) / kOtherShare))
-      consider(evaluate(candidate));
+      consider(candidate);
   }
-  consider(least);
+  consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
   return report;
 }

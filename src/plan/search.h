@@ -46,6 +46,9 @@ struct SearchSpace {
 // Throws bad_input as placement_of_pins does.
 SearchSpace search_space(const PlanInput& input, const ScheduleChoice& choice = {});
 
+// evaluate_placement in two parts: all but waits and times, and those.
+Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleChoice& schedule);
+void synchronise_and_time(const PlanInput& input, Plan& plan);
 
 // The bytes that evaluate_placement would find, without waits and times.
 Peaks peaks_of(const PlanInput& input, const Candidate& candidate);

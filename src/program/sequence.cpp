@@ -86,9 +86,8 @@ std::vector<Item> Sequencer::build(const Stage& stage) const {
     if (g.tensors[t].anchor)
       bad_input("place: '{}' is a block's input and cannot be recomputed; choose device or host",
                 g.tensors[t].place);
-    std::vector<bool> exists(available);
-    for (size_t i = 0; i < exists.size(); ++i) exists[i] = exists[i] || recomputed[i];
-    Node node = recompute_node(g.nodes[producer_[t]], exists);
+    Node node = recompute_node(g.nodes[producer_[t]],
+                               [&](TensorId id) { return available[id] || recomputed[id]; });
     for (const Operand& o : node.in) materialise(o.tensor, micro);
     Item item;
     item.phase = Phase::backward;
