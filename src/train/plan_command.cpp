@@ -1,5 +1,6 @@
 #include "train/plan_command.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -26,6 +27,11 @@ Topology topology_of(const Config& config, int ranks) {
   return t;
 }
 
+int rotated_layers(const ScheduleChoice& schedule) {
+  return static_cast<int>(
+      std::count(schedule.update.begin(), schedule.update.end(), UpdatePosition::rotated));
+}
+
 nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   nlohmann::ordered_json j;
   j["fits"] = r.fits;
@@ -39,6 +45,8 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   j["bound_seconds"] = nullptr;
   j["gap"] = nullptr;
   j["mfu"] = r.plan.mfu;
+  j["group"] = r.plan.schedule.group;
+  j["rotated_layers"] = rotated_layers(r.plan.schedule);
   j["device_budget_bytes"] = w.input.budgets.device;
   j["host_budget_bytes"] = w.input.budgets.host;
   j["device_bytes_by_class"] = r.plan.device.by_class;
@@ -71,6 +79,14 @@ void print_decisions(const Placement& placement) {
     fmt::print("  {:<26} {:>12} {:>12} {:>12}\n", name, n[0], n[1], n[2]);
 }
 
+void print_schedule(const Plan& p, const Workload& w) {
+  const int rotated = rotated_layers(p.schedule);
+  fmt::print("  order                      {} of {} micro-batches at a time in each layer; {}\n",
+             p.schedule.group, w.spec.micro_batches,
+             rotated == 0 ? std::string("updates at the end of the step")
+                          : fmt::format("updates of {} layers in the next forward pass", rotated));
+}
+
 void print_report(const PlanReport& r, const Workload& w) {
   const Plan& p = r.plan;
   fmt::print("{} on {}: {} rank{}, {} tokens a step\n", r.fits ? "fits" : "does not fit",
@@ -80,6 +96,7 @@ void print_report(const PlanReport& r, const Workload& w) {
              format_bytes(w.input.budgets.host));
   print_classes(p.device, p.host);
   print_decisions(p.placement);
+  print_schedule(p, w);
   fmt::print(
       "  besides the arenas         {:>12} of host memory a rank at most (process, libraries)\n",
       format_bytes(kProcessReserveBytes));
