@@ -149,8 +149,8 @@ void tell_of_deadlock() {
     }
   report("deadlock", running_fiber->blocked_at,
          "{} of {} threads wait at a barrier and {} in a warp collective; one stands at {}, {}",
-         executor.at_barrier, executor.alive, in_collective,
-         source_of(running_fiber->blocked_at), where_running());
+         executor.at_barrier, executor.alive, in_collective, source_of(running_fiber->blocked_at),
+         where_running());
 }
 
 void run_block(uint3 block) {

@@ -16,6 +16,7 @@ struct Launch {
   size_t shared_bytes = 0;  // dynamic
   uint64_t seed = 1;
   const void* kernel = nullptr;  // its code, which names it
+  const char* source = "";       // the translation unit that launches it
   void (*body)(const void* arguments) = nullptr;
   const void* arguments = nullptr;
   size_t argument_bytes = 0;

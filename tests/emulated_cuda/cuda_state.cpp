@@ -4,13 +4,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <set>
 #include <string>
+#include <utility>
 
 #include "block.h"
 #include "faults.h"
 #include "launches.h"
-#include "report.h"
 
 namespace spillway::emulated {
 namespace {
@@ -32,19 +31,15 @@ void write_stats() {
       file,
       "{\"calls\": %lld, \"allocations\": {\"device\": %lld, \"pinned\": %lld, \"streams\": %lld, "
       "\"events\": %lld},\n \"launches\": %llu, \"blocks\": %llu, \"threads\": %llu, "
-      "\"collectives\": %llu, \"barriers\": %llu,\n \"kernels\": [",
+      "\"collectives\": %llu, \"barriers\": %llu,\n \"sources\": [",
       static_cast<long long>(faults::calls()), static_cast<long long>(made.device),
       static_cast<long long>(made.pinned), static_cast<long long>(made.streams),
       static_cast<long long>(made.events), static_cast<unsigned long long>(c.launches),
       static_cast<unsigned long long>(c.blocks), static_cast<unsigned long long>(c.threads),
       static_cast<unsigned long long>(c.collectives), static_cast<unsigned long long>(c.barriers));
   const char* comma = "";
-  std::set<std::string> lines;
-  // Slow: debug information is read for each.
-  if (std::getenv("SPILLWAY_EMULATED_KERNELS"))
-    for (const void* kernel : launched_kernels()) lines.insert(line_of(kernel));
-  for (const std::string& line : lines) {
-    std::fprintf(file, "%s\"%s\"", comma, line.c_str());
+  for (const std::string& source : launching_sources()) {
+    std::fprintf(file, "%s\"%s\"", comma, source.c_str());
     comma = ", ";
   }
   std::fprintf(file, "]}\n");

@@ -1,7 +1,5 @@
 #include "launches.h"
 
-#include <set>
-
 #include "cuda_state.h"
 #include "port/launch.h"
 #include "report.h"
@@ -9,13 +7,13 @@
 
 namespace spillway::emulated {
 namespace {
-std::set<const void*>& kernels() {
-  static std::set<const void*> all;
+std::set<std::string>& sources() {
+  static std::set<std::string> all;
   return all;
 }
 }  // namespace
 
-std::vector<const void*> launched_kernels() { return {kernels().begin(), kernels().end()}; }
+const std::set<std::string>& launching_sources() { return sources(); }
 
 cudaError_t enqueue_launch(const Launch& launch, std::shared_ptr<const void> arguments,
                            cudaStream_t stream) {
@@ -25,7 +23,8 @@ cudaError_t enqueue_launch(const Launch& launch, std::shared_ptr<const void> arg
     report("launch", launch.kernel, "{} in a launch of {}", broken, source_of(launch.kernel));
     return call.fail(cudaErrorInvalidConfiguration);
   }
-  kernels().insert(launch.kernel);
+  const std::string path = launch.source;
+  sources().insert(path.substr(path.rfind('/') + 1));
   Launch seeded = launch;
   seeded.seed = draw_seed();
   Work work;

@@ -1,10 +1,11 @@
 // Kernel launches as work on streams.
 #pragma once
 
-#include <vector>
+#include <set>
+#include <string>
 
 namespace spillway::emulated {
 
-std::vector<const void*> launched_kernels();  // their code, each once
+const std::set<std::string>& launching_sources();  // file names
 
 }  // namespace spillway::emulated

@@ -57,6 +57,15 @@ struct Source {
   std::string function, line;
 };
 
+std::string without_parameters(const std::string& function) {
+  int depth = 0;  // of template arguments
+  for (size_t i = 0; i < function.size(); ++i) {
+    depth += (function[i] == '<') - (function[i] == '>');
+    if (function[i] == '(' && depth == 0) return function.substr(0, i);
+  }
+  return function;
+}
+
 const Source& find_source(const void* code) {
   static std::map<const void*, Source>* const known = new std::map<const void*, Source>;
   const auto [entry, is_new] = known->try_emplace(code);
@@ -80,7 +89,7 @@ const Source& find_source(const void* code) {
     const std::string unnamed = "(anonymous namespace)::";
     for (size_t at; (at = function.find(unnamed)) != std::string::npos;)
       function.erase(at, unnamed.size());
-    source.function = function.substr(0, function.find('('));
+    source.function = without_parameters(function);
     line = line.substr(0, line.find(' '));
     source.line = line.substr(line.rfind('/') + 1);
     if (line.find("/emulated_cuda/port/") == std::string::npos) break;

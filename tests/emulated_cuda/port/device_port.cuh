@@ -60,9 +60,10 @@ __device__ __forceinline__ void cp_async_wait() {
 
 __device__ __forceinline__ float fast_exp2(float x) { return std::exp2(x); }
 
+// Static: it knows the translation unit that it is used in.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-            A... args) {
+static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, A... args) {
   struct Arguments {
     void (*kernel)(P...);
     std::tuple<std::decay_t<P>...> values;
@@ -73,6 +74,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cu
   launch.grid = grid;
   launch.block = block;
   launch.shared_bytes = shared_bytes;
+  launch.source = __BASE_FILE__;
   launch.kernel = reinterpret_cast<const void*>(kernel);
   launch.body = [](const void* p) {
     const auto& a = *static_cast<const Arguments*>(p);
