@@ -8,8 +8,8 @@
 namespace spillway::emulated {
 namespace {
 std::set<std::string>& sources() {
-  static std::set<std::string> all;
-  return all;
+  static auto* const all = new std::set<std::string>;  // read at exit
+  return *all;
 }
 }  // namespace
 
