@@ -8,7 +8,16 @@ output=${1:-runs/quickstart}
 config=configs/runs/quickstart.json
 
 scripts/install.sh
-cmake --preset release -DSPILLWAY_TESTS=OFF >/dev/null
+# The CUDA backend only where a GPU is, and for that GPU alone.
+cuda=(-DSPILLWAY_CUDA=OFF)
+if capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1) &&
+  [ -n "$capability" ]; then
+  echo "GPU of compute capability $capability found"
+  cuda=(-DSPILLWAY_CUDA=AUTO "-DSPILLWAY_CUDA_ARCHITECTURES=${capability/./}")
+else
+  echo "no GPU found: the CPU backend alone is built"
+fi
+cmake --preset release -DSPILLWAY_TESTS=OFF "${cuda[@]}" >/dev/null
 cmake --build build --target train
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -11,7 +11,7 @@ if ! command -v clang++ >/dev/null || ! ls /usr/lib/llvm-*/lib/clang/*/lib/linux
   DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends clang \
     libclang-rt-14-dev >/dev/null
 fi
-cmake -G Ninja -B build-fuzz -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+cmake -G Ninja -B build-fuzz -DSPILLWAY_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
   -DSPILLWAY_FUZZ=ON -DSPILLWAY_OWN_THREADS=ON >/dev/null
 targets=(config_fuzz tokens_fuzz manifest_fuzz safetensors_fuzz)
 cmake --build build-fuzz --target "${targets[@]}"
