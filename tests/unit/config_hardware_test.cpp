@@ -59,6 +59,27 @@ TEST(Profile, ShippedProfilesLoad) {
   EXPECT_EQ(h100.peak_bf16, 9.89e14);
 }
 
+// Every shipped profile loads, is a plausible machine, and says where each number is from.
+TEST(Profile, EveryShippedProfileIsAPlausibleMachine) {
+  const std::vector<std::string> names = preset_names("hardware");
+  EXPECT_GE(names.size(), 6u);
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    const HardwareProfile p = load_profile(named(name));
+    EXPECT_EQ(p.kind, name == "cpu" ? "cpu" : "cuda");
+    EXPECT_GE(p.peak_bf16, p.peak_f32);
+    EXPECT_GT(p.memory_bandwidth, p.h2d_bandwidth);
+    EXPECT_GE(p.host_bandwidth, p.h2d_bandwidth);
+    EXPECT_LT(p.reserve_bytes, p.kind == "cpu" ? 1 : p.device_bytes / 10);
+    EXPECT_GT(p.gemm_fraction, p.attention_fraction);
+    std::ifstream file(preset_path("hardware", name, "profile", "test"));
+    for (const auto& [key, field] : nlohmann::json::parse(file).items()) {
+      if (key == "description" || key == "kind") continue;
+      EXPECT_GE(field.at("source").get<std::string>().size(), 10u) << key;
+    }
+  }
+}
+
 TEST(Profile, LinkAndDevicesOverride) {
   HardwareConfig config = named("h100-80");
   config.link = 2e9;
