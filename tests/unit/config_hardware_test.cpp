@@ -73,7 +73,8 @@ TEST(Profile, EveryShippedProfileIsAPlausibleMachine) {
     EXPECT_LT(p.reserve_bytes, p.kind == "cpu" ? 1 : p.device_bytes / 10);
     EXPECT_GT(p.gemm_fraction, p.attention_fraction);
     std::ifstream file(preset_path("hardware", name, "profile", "test"));
-    for (const auto& [key, field] : nlohmann::json::parse(file).items()) {
+    const nlohmann::json profile = nlohmann::json::parse(file);
+    for (const auto& [key, field] : profile.items()) {
       if (key == "description" || key == "kind") continue;
       EXPECT_GE(field.at("source").get<std::string>().size(), 10u) << key;
     }
