@@ -63,6 +63,9 @@ struct PlanReport {
   Plan plan;  // the chosen one; the one of least device memory if nothing fits
   int64_t device_minimum_bytes = 0, host_of_minimum_bytes = 0, all_resident_device_bytes = 0;
   double all_resident_step_seconds = 0;
+  // The fastest plan found that keeps nothing on the host and fits the device; 0: none.
+  int64_t no_offload_device_bytes = 0;
+  double no_offload_step_seconds = 0;
   uint64_t numerics = 0;
 };
 

@@ -13,6 +13,19 @@ bool fits(const Plan& plan, const Budgets& budgets) {
   return plan.device.peak <= budgets.device && plan.host.peak <= budgets.host;
 }
 
+bool offloads(const Placement& placement) {
+  return std::any_of(placement.where.begin(), placement.where.end(),
+                     [](const auto& unit) { return unit.second == Where::host; });
+}
+
+void note_no_offload(const Plan& plan, PlanReport& report) {
+  if (offloads(plan.placement)) return;
+  if (report.no_offload_device_bytes > 0 && plan.step_seconds >= report.no_offload_step_seconds)
+    return;
+  report.no_offload_device_bytes = plan.device.peak;
+  report.no_offload_step_seconds = plan.step_seconds;
+}
+
 // Bytes that one step copies between the tiers.
 int64_t bytes_moved(const Program& program) {
   int64_t bytes = 0;
@@ -74,13 +87,17 @@ PlanReport make_plan(const PlanInput& input) {
   report.device_minimum_bytes = least.device.peak;
   report.host_of_minimum_bytes = least.host.peak;
   report.fits = fits(report.plan, input.budgets);
-  if (report.fits) return report;
+  if (report.fits) {
+    note_no_offload(report.plan, report);
+    return report;
+  }
 
   const auto rank = [](const Plan& p) {
     return std::tuple(p.step_seconds, bytes_moved(p.lowered.set.programs[0]), p.device.peak);
   };
   const auto consider_plan = [&](Plan plan) {
     if (!fits(plan, input.budgets)) return;
+    note_no_offload(plan, report);
     if (report.fits && rank(plan) >= rank(report.plan)) return;
     report.plan = std::move(plan);
     report.fits = true;

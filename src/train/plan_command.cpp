@@ -42,6 +42,11 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   j["step_seconds"] = r.plan.step_seconds;
   j["all_resident_step_seconds"] = r.all_resident_step_seconds;
   j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds;
+  const bool possible = r.no_offload_device_bytes > 0;
+  j["no_offload_device_bytes"] =
+      possible ? nlohmann::ordered_json(r.no_offload_device_bytes) : nullptr;
+  j["no_offload_step_seconds"] =
+      possible ? nlohmann::ordered_json(r.no_offload_step_seconds) : nullptr;
   j["bound_seconds"] = nullptr;
   j["gap"] = nullptr;
   j["mfu"] = r.plan.mfu;
@@ -103,6 +108,11 @@ void print_report(const PlanReport& r, const Workload& w) {
   fmt::print("  minimum device memory      {:>12}\n", format_bytes(r.device_minimum_bytes));
   fmt::print("  all resident               {:>12}, {:.2f} ms a step\n",
              format_bytes(r.all_resident_device_bytes), 1e3 * r.all_resident_step_seconds);
+  if (r.no_offload_device_bytes > 0)
+    fmt::print("  without offload            {:>12}, {:.2f} ms a step\n",
+               format_bytes(r.no_offload_device_bytes), 1e3 * r.no_offload_step_seconds);
+  else
+    fmt::print("  without offload            no plan found that fits\n");
   fmt::print("  predicted step time        {:.2f} ms, exposed transfer {:.2f} ms, MFU {:.1f} %\n",
              1e3 * p.step_seconds, 1e3 * p.exposed_transfer_seconds, 100 * p.mfu);
 }

@@ -107,6 +107,32 @@ TEST(Planner, HostBudgetCounts) {
   EXPECT_GT(used, 0);
 }
 
+// Below all-resident there is a plan that only recomputes, down to some size, and it is never
+// faster than the plan that may offload as well.
+TEST(Planner, SaysWhatIsPossibleWithoutOffload) {
+  PlannerInput p(llama(6, "bf16", 8), {});
+  const PlanReport resident = p.plan(kPlenty);
+  EXPECT_EQ(resident.no_offload_device_bytes, resident.all_resident_device_bytes);
+  EXPECT_EQ(resident.no_offload_step_seconds, resident.all_resident_step_seconds);
+  int found = 0, none = 0;
+  const int64_t least = resident.device_minimum_bytes;
+  for (int k = 0; k < 8; ++k) {
+    const int64_t budget = least + (resident.all_resident_device_bytes - 1 - least) * k / 7;
+    const PlanReport r = p.plan(budget);
+    ASSERT_TRUE(r.fits);
+    if (r.no_offload_device_bytes == 0) {
+      ++none;
+      continue;
+    }
+    ++found;
+    EXPECT_LE(r.no_offload_device_bytes, budget);
+    EXPECT_GE(r.no_offload_step_seconds, r.plan.step_seconds);
+    EXPECT_GE(r.no_offload_step_seconds, resident.all_resident_step_seconds);
+  }
+  EXPECT_GE(found, 1);
+  EXPECT_GE(none, 1);
+}
+
 TEST(Planner, IsDeterministic) {
   PlannerInput a(llama(4, "bf16", 8), {}), b(llama(4, "bf16", 8), {});
   const PlanReport all = a.plan(kPlenty);
