@@ -12,6 +12,7 @@
 #include "random.h"
 #include "report.h"
 #include "shadow.h"
+#include "warp_counts.h"
 
 namespace spillway::emulated {
 namespace {
@@ -172,6 +173,7 @@ void run_block(uint3 block) {
     break;
   }
   running_fiber = nullptr;
+  if (warp_counts::wanted()) warp_counts::end_block(static_cast<unsigned>(executor.threads.size()));
 }
 
 }  // namespace

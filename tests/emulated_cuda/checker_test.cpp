@@ -278,6 +278,30 @@ TEST_F(Checker, FindsUseAfterFreeAndUnwrittenCopies) {
   expect_report("out of bounds", "copy of 260 bytes");
 }
 
+TEST_F(Checker, HoldsAnOpToItsOperands) {
+  Buffer<float> arena(counting(512));
+  const auto at = [&](size_t element) {
+    return reinterpret_cast<uintptr_t>(arena.get() + element);
+  };
+  {
+    const emulated::declared::Scope scope({{at(0), at(64), false}, {at(128), at(192), true}});
+    cuda::twice(arena.get(), arena.get() + 128, 64, 0, stream);
+    finish();
+    EXPECT_EQ(kinds(), "");
+    cuda::twice(arena.get(), arena.get() + 128, 68, 0, stream);
+    finish();
+    expect_report("undeclared access", "reads byte 256 of the 2048 device bytes");
+    cuda::twice(arena.get() + 128, arena.get(), 64, 0, stream);  // an operand that is only read
+    finish();
+    expect_report("undeclared access", "checker_kernels.cu:");
+    CHECK_CUDA(cudaMemsetAsync(arena.get() + 128, 0, 260, stream));
+    finish();
+    expect_report("undeclared access", "fill of 260 bytes");
+  }
+  cuda::twice(arena.get() + 128, arena.get(), 64, 0, stream);
+  finish();
+}
+
 TEST_F(Checker, LibrariesDeclareWhatTheyTouch) {
   Buffer<float> a(counting(64)), b(64);
   emulated::Work work;

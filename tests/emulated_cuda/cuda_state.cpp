@@ -10,6 +10,7 @@
 #include "block.h"
 #include "faults.h"
 #include "launches.h"
+#include "warp_counts.h"
 
 namespace spillway::emulated {
 namespace {
@@ -42,7 +43,16 @@ void write_stats() {
     std::fprintf(file, "%s\"%s\"", comma, source.c_str());
     comma = ", ";
   }
-  std::fprintf(file, "]}\n");
+  std::fprintf(file, "],\n \"lines\": {");
+  comma = "";
+  for (const auto& [line, c] : warp_counts::lines()) {
+    std::fprintf(
+        file, "%s\n  \"%s\": {\"accesses\": %llu, \"divergent\": %llu, \"conflicts\": %llu}", comma,
+        line.c_str(), static_cast<unsigned long long>(c.accesses),
+        static_cast<unsigned long long>(c.divergent), static_cast<unsigned long long>(c.conflicts));
+    comma = ",";
+  }
+  std::fprintf(file, "}}\n");
   std::fclose(file);
 }
 

@@ -8,7 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+
+#include "tests/emulated_cuda/declared.h"
 
 namespace spillway::emulated {
 
@@ -22,6 +25,7 @@ struct Work {
   std::function<bool()> ready;
   // Nothing inside this process can make it ready, so that a wait for it is no deadlock.
   bool waits_for_peers = false;
+  std::shared_ptr<const declared::Ranges> declared = nullptr;  // set by enqueue
   const void* code = nullptr;  // of a kernel; reports add its source line to the name
 };
 

@@ -85,7 +85,9 @@ void execute(CUstream_st& stream) {
   if (queued.traced) {
     const uint32_t count = ++stream.clock.count[stream.actor];
     history::begin(stream.actor, stream.clock, queued.work.name, queued.work.code);
+    declared::set_running(queued.work.declared.get());
     queued.work.run();
+    declared::set_running(nullptr);
     history::end();
     pinned::executed(queued.id, stream.actor, count);
   } else if (queued.work.run) {
@@ -171,6 +173,7 @@ void Call::wait_until(const std::function<bool()>& done, const char* what) {
 uint64_t enqueue(cudaStream_t handle, Work work) {
   const std::string instruction = nvtx::innermost_range();
   if (!instruction.empty()) work.name = instruction + ": " + work.name;
+  work.declared = declared::current();
   return put(stream_of(handle), std::move(work), true);
 }
 

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "block.h"
+#include "declared.h"
 #include "history.h"
 #include "memory.h"
 #include "report.h"
+#include "warp_counts.h"
 
 namespace spillway::emulated::shadow {
 namespace {
@@ -272,6 +274,10 @@ void in_page(uintptr_t a, size_t bytes, Kind kind, const void* code) {
            describe_address(first));
     return;
   }
+  if (!declared::allows(a, bytes, kind != Kind::read))
+    report("undeclared access", code, "{} {} {} at {}, which is no operand of '{}' for that",
+           where_running(), verb(kind), describe_address(a), line_of(code),
+           history::current_name());
   const size_t offset = a - page.begin;
   const bool device = is_device(a);
   if (kind != Kind::write && device && !written::all(a, bytes)) {
@@ -314,9 +320,16 @@ bool may_touch(uintptr_t a) {
   return a - image.begin < image.end - image.begin;
 }
 
+void count(uintptr_t a, size_t bytes, const void* code) {
+  const bool shared =
+      a - state.dynamic.begin < state.dynamic.bytes || a - state.fixed.begin < state.fixed.bytes;
+  if (shared || is_managed(a)) warp_counts::note(me(), code, a, bytes, shared);
+}
+
 void access(const void* p, size_t bytes, Kind kind, const void* code) {
   if (!on_device || !running_thread()) return;
   uintptr_t a = address_of(p);
+  if (warp_counts::wanted()) count(a, bytes, code);
   if (is_managed(a)) {
     while (bytes > 0) {
       const size_t part = std::min<size_t>(bytes, kPageBytes - a % kPageBytes);
@@ -324,7 +337,9 @@ void access(const void* p, size_t bytes, Kind kind, const void* code) {
       a += part;
       bytes -= part;
     }
-  } else if (a - state.dynamic.begin < state.dynamic.bytes) {
+    return;
+  }
+  if (a - state.dynamic.begin < state.dynamic.bytes) {
     in_region(state.dynamic, "dynamic shared memory", a, bytes, kind, code);
   } else if (a - state.fixed.begin < state.fixed.bytes) {
     in_region(state.fixed, "static shared memory", a, bytes, kind, code);

@@ -54,7 +54,7 @@ class SameSources(unittest.TestCase):
                                       ("gpt2", "f32")):
                 value = emulated.config(family, train={"precision": precision, "steps": 1,
                                                        "batch": 2, "eval_every": 1,
-                                                       "eval_batches": 1})
+                                                       "eval_batches": 1, "check_every": 1})
                 value["model"]["context"] = 64
                 value["optimizer"]["warmup"] = 0
                 emulated.run("cuda", folder, value, folder / f"{family}{precision}", ranks=2,

@@ -16,7 +16,8 @@ namespace {
 constexpr uintptr_t kPadding = 256;
 
 // The device's view of a range inside one live allocation; 0 after a report, or if pageable.
-uintptr_t checked(const void* p, size_t bytes, const char* verb) {
+uintptr_t checked(const void* p, size_t bytes, bool writing) {
+  const char* const verb = writing ? "writes" : "reads";
   uintptr_t a = address_of(p);
   if (!is_managed(a)) {
     const uintptr_t view = pinned::view_of(a);
@@ -29,7 +30,12 @@ uintptr_t checked(const void* p, size_t bytes, const char* verb) {
     a = view;
   }
   const Allocation* near = allocation_near(a);
-  if (near && !near->freed && a + bytes <= near->end()) return a;
+  if (near && !near->freed && a + bytes <= near->end()) {
+    if (!declared::allows(a, bytes, writing))
+      report("undeclared access", nullptr, "'{}' {} {} bytes that are no operand for that: {}",
+             history::current_name(), verb, bytes, describe_address(a));
+    return a;
+  }
   const bool inside = near && a < near->end();
   report(inside && near->freed ? "use after free" : "out of bounds", nullptr,
          "'{}' {} {} bytes from {}: {}", history::current_name(), verb, bytes, p,
@@ -41,7 +47,7 @@ uintptr_t checked(const void* p, size_t bytes, const char* verb) {
 
 void reads(const void* p, size_t bytes) {
   if (bytes == 0) return;
-  const uintptr_t a = checked(p, bytes, "reads");
+  const uintptr_t a = checked(p, bytes, false);
   if (!a) return;
   history::read(a, bytes);
   if (!is_device(a) || written::all(a, bytes)) return;
@@ -54,7 +60,7 @@ void reads(const void* p, size_t bytes) {
 
 void writes(const void* p, size_t bytes) {
   if (bytes == 0) return;
-  const uintptr_t a = checked(p, bytes, "writes");
+  const uintptr_t a = checked(p, bytes, true);
   if (!a) return;
   history::write(a, bytes);
   if (is_device(a)) written::set(a, bytes);
@@ -76,8 +82,8 @@ void* view_of(const void* p) {
 }
 
 bool copy(void* to, const void* from, size_t bytes) {
-  const uintptr_t source = checked(from, bytes, "reads");
-  const uintptr_t target = checked(to, bytes, "writes");
+  const uintptr_t source = checked(from, bytes, false);
+  const uintptr_t target = checked(to, bytes, true);
   const auto managed = [](const void* p) {
     return is_managed(address_of(p)) || pinned::view_of(address_of(p)) != 0;
   };
