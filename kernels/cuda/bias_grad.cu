@@ -1,7 +1,7 @@
 // bias_grad: column sums, runs of rows into the workspace and then the runs (row_runs.h). Bound by
 // bytes: 2 an element in bf16, and 4 for each run of at least 64 rows. Designed for 80 % of the
-// bandwidth: a thread owns a pack of columns and has eight rows under way, 128 bytes; 512 threads a
-// multiprocessor (8192 rows of 4096: 512 blocks of 128) keep 64 KB in flight where 15 KB are
+// bandwidth: a thread owns a pack of columns and has four rows under way, 64 bytes; 512 threads a
+// multiprocessor (8192 rows of 4096: 512 blocks of 128) keep 32 KB in flight where 15 KB are
 // needed.
 #include <device_port.cuh>
 
@@ -21,11 +21,11 @@ template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     bias_grad_kernel(const T* dy, int64_t rows, int64_t step, int64_t width, float* partial) {
   const int64_t at = (int64_t{blockIdx.y} * kThreads + static_cast<int>(threadIdx.x)) * kPack<T>;
-  const int64_t live = width - at, begin = int64_t{blockIdx.x} * step;
-  if (live <= 0) return;
+  const int64_t live = live_in_row<T, kVector>(width, at), begin = int64_t{blockIdx.x} * step;
+  if (at >= width) return;
   const int64_t end = begin + step < rows ? begin + step : rows;
   Floats<kPack<T>> sum = zeros<T>();
-#pragma unroll 8
+#pragma unroll 4
   for (int64_t row = begin; row < end; ++row) {
     const Floats<kPack<T>> d = widen(load_pack<kVector>(dy + row * width + at, live));
 #pragma unroll

@@ -3,8 +3,8 @@
 // flight. Backward: overwriting writes 4 bytes for every element of the table (2 GB for 128,000
 // rows of 4096, at the full bandwidth 0.6 ms), next to which the rows of dx are little;
 // accumulating touches only the rows of the tokens that occur, 2 bytes of dx and 8 of the table.
-// Rows of one token are added in row order by one thread a column, eight under way; a token that
-// fills a tenth of 8192 rows takes 100 loads of latency one after the other, 60 µs, beside the
+// Rows of one token are added in row order by one thread a column, four under way; a token that
+// fills a tenth of 8192 rows waits for some 200 loads one after the other, 120 µs, beside the
 // others.
 #include <device_port.cuh>
 
@@ -33,8 +33,9 @@ template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     embedding_kernel(const T* table, const int32_t* tokens, const T* positions, int64_t context,
                      int64_t width, T* x) {
-  const int64_t row = blockIdx.x, at = my_column<T>(), live = width - at;
-  if (live <= 0) return;
+  const int64_t row = blockIdx.x, at = my_column<T>();
+  const int64_t live = live_in_row<T, kVector>(width, at);
+  if (at >= width) return;
   Pack<T> p = load_pack<kVector>(table + tokens[row] * width + at, live);
   if (positions) {
     Floats<kPack<T>> sum = widen(p);
@@ -82,9 +83,9 @@ template <bool kVector, class T, class Row>
 __device__ __forceinline__ void add_rows(const EmbeddingGradArgs<T>& a, int64_t first, int64_t end,
                                          int64_t step, int64_t to, int64_t at, const Row& row) {
   constexpr int kCount = kPack<T>;
-  const int64_t live = a.width - at;
+  const int64_t live = live_in_row<T, kVector>(a.width, at);
   Floats<kCount> sum = zeros<T>();
-#pragma unroll 8
+#pragma unroll 4
   for (int64_t k = first; k < end; k += step) {
     const Floats<kCount> d = widen(load_pack<kVector>(a.dx + row(k) * a.width + at, live));
 #pragma unroll

@@ -27,15 +27,18 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t begin = int64_t{blockIdx.x} * block;
   const int64_t size = count - begin < block ? count - begin : block;
   double sum = 0;
-#pragma unroll 4
-  for (int64_t at = int64_t{threadIdx.x} * 4; at < size; at += kThreads * 4) {
-    const Floats<4> g = load_floats<kVector, 4>(grad + begin + at, size - at);
+  const auto add = [&](int64_t at, int64_t live) {
+    const Floats<4> g = load_floats<kVector, 4>(grad + begin + at, live);
 #pragma unroll
     for (float f : g.v) {
       const double x = static_cast<double>(f);
       sum = fma(x, x, sum);
     }
-  }
+  };
+  int64_t at = int64_t{threadIdx.x} * 4;
+#pragma unroll 4
+  for (; at + 4 <= size; at += kThreads * 4) add(at, 4);
+  if (at < size) add(at, size - at);
   sum = block_sum(sum, sums);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }

@@ -7,12 +7,14 @@
 // bytes an element and run of rows, written and read once (a sixteenth: runs of at least 16 rows).
 //
 // Designed for 85 % of the bandwidth in rows of 2048 elements and more. Forward: four 16-byte packs
-// a thread and array, so a row of 4096 bf16 is 128 threads; at 40 registers a multiprocessor holds
-// 12 blocks, with 12·128·4·16·2 bytes = 192 KB requested at once (3.35 TB/s over 600 ns of latency
-// need 15 KB on each of 132). Backward: two packs a thread, 256 threads; 512 runs fit in one wave
-// of four blocks (64 registers) on each of 132 multiprocessors, 4·256·2·16·2 = 64 KB in flight.
-// Narrower rows, a warp each, still keep 16 KB in flight. Rows too wide for registers are read
-// again, from L2.
+// a thread and array, so a row of 4096 bf16 is 128 threads; at 48 registers a multiprocessor holds
+// 10 blocks, with 10·128·4·16·2 bytes = 160 KB requested at once (3.35 TB/s over 600 ns of latency
+// need 15 KB on each of 132). Backward: two packs a thread (one for layernorm, which has two sums a
+// column), 256 threads; at 80 registers a multiprocessor holds 3 blocks, and at most 256 runs, two
+// on each of 128 multiprocessors, are one wave with 2·256·2·16·2 = 32 KB in flight. Narrower rows,
+// a warp each, stay near 16 KB and are bound by the latency of the sum over the row. Column sums of
+// rows too wide for registers (over 16,384 bf16, layernorm 8,192; half as many f32) go through L2
+// instead, 8 bytes an element each way: designed for 50 %.
 #pragma once
 
 #include <device_port.cuh>
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormArgs<T> a) {
   Pack<T> held[kHold > 0 ? kHold : 1] = {};
 
   const auto fresh = [&](int pack) {
-    const int at = pack * kCount, live = a.width - at;
+    const int at = pack * kCount, live = static_cast<int>(live_in_row<T, kVector>(a.width, at));
     Pack<T> p = load_pack<kVector>(a.x + start + at, live);
     if (!a.delta) return p;
     Floats<kCount> sum = widen(p);
@@ -81,7 +83,8 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormArgs<T> a) {
   const auto again = [&](int slot, int pack) {
     if constexpr (kHold > 0) return held[slot];
     const int at = pack * kCount;
-    if (a.delta && a.resid) return load_pack<kVector>(a.resid + start + at, a.width - at);
+    if (a.delta && a.resid)
+      return load_pack<kVector>(a.resid + start + at, live_in_row<T, kVector>(a.width, at));
     return fresh(pack);
   };
 
@@ -90,7 +93,8 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormArgs<T> a) {
     const Pack<T> p = fresh(pack);
     if constexpr (kHold > 0) held[slot] = p;
     if (a.delta && a.resid)
-      store_pack<kVector>(a.resid + start + pack * kCount, p, a.width - pack * kCount);
+      store_pack<kVector>(a.resid + start + pack * kCount, p,
+                          live_in_row<T, kVector>(a.width, pack * kCount));
     const Floats<kCount> x = widen(p);
 #pragma unroll
     for (float v : x.v) sum = kKind == NormKind::rms ? fmaf(v, v, sum) : sum + v;
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormArgs<T> a) {
     sum = 0;
     each_pack<kHold>(packs, [&](int slot, int pack) {
       const Floats<kCount> x = widen(again(slot, pack));
-      const int live = a.width - pack * kCount;
+      const int live = static_cast<int>(live_in_row<T, kVector>(a.width, pack * kCount));
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float v = i < live ? x.v[i] - mean : 0.0f;
@@ -121,7 +125,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormArgs<T> a) {
   }
   if (!a.y) return;
   each_pack<kHold>(packs, [&](int slot, int pack) {
-    const int at = pack * kCount, live = a.width - at;
+    const int at = pack * kCount, live = static_cast<int>(live_in_row<T, kVector>(a.width, at));
     Floats<kCount> x = widen(again(slot, pack));
     const Floats<kCount> w = load_floats<kVector, kCount>(a.w + at, live);
     if constexpr (kKind == NormKind::rms) {
@@ -209,8 +213,9 @@ __global__ void __launch_bounds__(512) norm_grad_kernel(NormGradArgs<T> a) {
     dw[slot] = db[slot] = zeros<T>();
     if constexpr (kHold == 0) {
       const int at = pack * kCount;
-      store_floats<kVector, kCount>(dw_run + at, dw[slot], width - at);
-      if constexpr (kLayer) store_floats<kVector, kCount>(db_run + at, db[slot], width - at);
+      store_floats<kVector, kCount>(dw_run + at, dw[slot], live_in_row<T, kVector>(width, at));
+      if constexpr (kLayer)
+        store_floats<kVector, kCount>(db_run + at, db[slot], live_in_row<T, kVector>(width, at));
     }
   });
 
@@ -226,7 +231,7 @@ __global__ void __launch_bounds__(512) norm_grad_kernel(NormGradArgs<T> a) {
     };
     float sum_g = 0, sum_gx = 0;
     each_pack<kHold>(packs, [&](int slot, int pack) {
-      const int at = pack * kCount, live = width - at;
+      const int at = pack * kCount, live = static_cast<int>(live_in_row<T, kVector>(width, at));
       const Pack<T> x_pack = load_pack<kVector>(a.x + start + at, live);
       const Pack<T> dy_pack = load_pack<kVector>(a.dy + start + at, live);
       if constexpr (kKeep) x_held[slot] = x_pack, dy_held[slot] = dy_pack;
@@ -255,7 +260,7 @@ __global__ void __launch_bounds__(512) norm_grad_kernel(NormGradArgs<T> a) {
     const float mean_g = kLayer ? block_sum(sum_g, sums_g[turn]) * scale : 0.0f;
     const float mean_gx = block_sum(sum_gx, sums_gx[turn]) * scale;
     each_pack<kHold>(packs, [&](int slot, int pack) {
-      const int at = pack * kCount, live = width - at;
+      const int at = pack * kCount, live = static_cast<int>(live_in_row<T, kVector>(width, at));
       Floats<kCount> x, d, arrived;
       if constexpr (kKeep) {
         x = widen(x_held[slot]), d = widen(dy_held[slot]);
@@ -277,7 +282,7 @@ __global__ void __launch_bounds__(512) norm_grad_kernel(NormGradArgs<T> a) {
   }
   if constexpr (kHold > 0) {
     each_pack<kHold>(packs, [&](int slot, int pack) {
-      const int at = pack * kCount, live = width - at;
+      const int at = pack * kCount, live = static_cast<int>(live_in_row<T, kVector>(width, at));
       store_floats<kVector, kCount>(dw_run + at, dw[slot], live);
       if constexpr (kLayer) store_floats<kVector, kCount>(db_run + at, db[slot], live);
     });

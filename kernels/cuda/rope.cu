@@ -2,8 +2,8 @@
 // million for 8192 positions of 128: 5 µs), the second rotates.
 //
 // Bound by bytes: 4 an element of q and k in bf16, in place. Designed for 80 % of the bandwidth: a
-// thread has a pack of both halves of a head, 32 bytes; at 40 registers 1536 threads of a
-// multiprocessor keep 48 KB in flight (15 KB are needed). The table's row is read by every head of
+// thread has a pack of both halves of a head, 32 bytes; at 48 registers 1280 threads of a
+// multiprocessor keep 40 KB in flight (15 KB are needed). The table's row is read by every head of
 // the token from the first-level cache.
 //
 // With the norm of queries and keys a warp has a head, each lane elements lane, lane + 32, … of
@@ -84,11 +84,12 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(RopeArgs<T> a) {
   for (int item = threadIdx.x; item < turned + copied; item += kThreads) {
     if (item >= turned) {
       const int at = (item - turned) * kCount;
-      store_pack<kVector>(out + rotated + at, load_pack<kVector>(in + rotated + at, rest - at),
-                          rest - at);
+      const int64_t live = live_in_row<T, kVector>(rest, at);
+      store_pack<kVector>(out + rotated + at, load_pack<kVector>(in + rotated + at, live), live);
       continue;
     }
-    const int i = item % packs * kCount, live = half - i, at = item / packs * 2 * half + i;
+    const int i = item % packs * kCount, at = item / packs * 2 * half + i;
+    const int64_t live = live_in_row<T, kVector>(half, i);
     Floats<kCount> x = widen(load_pack<kVector>(in + at, live));
     Floats<kCount> y = widen(load_pack<kVector>(in + at + half, live));
     const Floats<kCount> cosine = load_floats<kVector, kCount>(cosines + i, live);

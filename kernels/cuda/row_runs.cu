@@ -1,9 +1,8 @@
-// The last step of sums over rows. Bound by bytes, but few: at most 512 runs a column, a sixteenth
-// of what the first step reads. A block owns 32 columns, a lane each, and its 16 warps every
-// sixteenth run, so a warp's row is 128 bytes and a thread has 8 independent loads in flight:
-// 16·32·8·4 = 16 KB a block, 4 blocks (32 registers) a multiprocessor, where 15 KB are needed.
-#include <device_port.cuh>
-
+// The last step of sums over rows. Bound by bytes, but few: at most 256 runs a column (1024 where a
+// row is two heads), a sixteenth of what the first step reads. A block owns 32 columns, a lane
+// each, and its 16 warps every sixteenth run, so a warp's row is 128 bytes and a thread has 8
+// independent loads in flight: 16·32·8·4 = 16 KB a block, 4 blocks (32 registers) a multiprocessor,
+// where 15 KB are needed.
 #include "kernels/cuda/row_runs.h"
 #include "kernels/cuda/vector_access.cuh"
 

@@ -1,7 +1,7 @@
 // swiglu and its gradient. Bound by bytes: 6 an element of y in bf16 forward, 10 backward. Designed
 // for 90 % of the bandwidth: a thread does one pack of a row, so 16 bytes of gate and of up (and
-// dy) each, 64 KB in flight a multiprocessor (15 KB are needed); at most 40 registers, 1536
-// threads.
+// dy) each; at 32 registers all 2048 threads of a multiprocessor have 64 KB in flight (15 KB are
+// needed).
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/table.h"
 
@@ -23,8 +23,8 @@ template <class T, bool kGradient, bool kVector>
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluArgs<T> a) {
   const int64_t row = blockIdx.x;
   const int64_t at = (int64_t{blockIdx.y} * kThreads + static_cast<int>(threadIdx.x)) * kPack<T>;
-  const int64_t live = a.width - at;
-  if (live <= 0) return;
+  const int64_t live = live_in_row<T, kVector>(a.width, at);
+  if (at >= a.width) return;
   const T* gate = a.gu + 2 * row * a.width + at;
   Floats<kPack<T>> g = widen(load_pack<kVector>(gate, live));
   Floats<kPack<T>> up = widen(load_pack<kVector>(gate + a.width, live)), dy;

@@ -69,6 +69,13 @@ __device__ __forceinline__ float element(const Bf16* p) { return __bfloat162floa
 __device__ __forceinline__ void put(float* p, float x) { *p = x; }
 __device__ __forceinline__ void put(Bf16* p, float x) { *p = __float2bfloat16_rn(x); }
 
+// How many of a row's `width` elements exist from `at` on. With kVector rows are whole packs, which
+// is then a constant, so that loops over rows have their loads side by side.
+template <class T, bool kVector>
+__device__ __forceinline__ int64_t live_in_row(int64_t width, int64_t at) {
+  return kVector ? kPack<T> : width - at;
+}
+
 // The pack at p, of which `live` elements exist (kPack or more: all); the others are 0. kVector: p
 // is 16-byte aligned.
 template <bool kVector, class T>
