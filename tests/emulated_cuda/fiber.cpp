@@ -40,6 +40,8 @@ void* FiberStacks::prepare(size_t index, void (*entry)()) {
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved == MAP_FAILED) give_up("no address space for the stacks of a block");
     memory_ = static_cast<unsigned char*>(reserved);
+    constexpr size_t kGuard = 4096;  // a kernel that needs more stack faults
+    for (size_t i = 0; i < kThreads; ++i) mprotect(memory_ + i * kBytes, kGuard, PROT_NONE);
   }
   // Equal offsets in all stacks would fall into the same few cache sets.
   constexpr size_t kColours = 37, kStride = 64;
