@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs a compiler and fails where a kernel spills registers to memory.
+"""Runs a compiler and fails where a kernel keeps in memory what belongs into registers.
 
     check_spills.py [--allow REGEX]... -- nvcc … -Xptxas=-v … -o kernel.o
 
 The build runs every compilation of a CUDA source through it. What `ptxas -v` printed about each
 kernel is taken out of the compiler's output and written beside the object, as <object>.ptxas, one
-line a kernel and architecture: registers, shared bytes, spilled bytes, name. Kernels whose name
-matches an --allow may spill. The exit status is the compiler's, or 1 for a spill."""
+line a kernel and architecture: registers, shared bytes, stack bytes, spilled bytes, name. A spill
+fails, and so does a stack frame: an array that is indexed by what the compiler does not know, or of
+which a reference is taken. Kernels whose name matches an --allow may have both. The exit status is
+the compiler's, or 1."""
 import argparse
 import re
 import subprocess
@@ -22,12 +24,12 @@ SHARED = re.compile(r"(\d+) bytes smem")
 class Kernel:
     def __init__(self, name, architecture):
         self.name, self.architecture = name, architecture
-        self.registers = self.shared = self.stores = self.loads = 0
+        self.registers = self.shared = self.stack = self.stores = self.loads = 0
         self.seen = False  # its spills
 
     def __str__(self):
         return (f"{self.architecture} registers {self.registers} shared {self.shared} "
-                f"spilled {self.stores}+{self.loads} {self.name}")
+                f"stack {self.stack} spilled {self.stores}+{self.loads} {self.name}")
 
 
 def parse(text):
@@ -43,7 +45,7 @@ def parse(text):
             current = kernels[-1] if kernels and kernels[-1].name == properties[1] else None
         elif spills:
             if current:
-                current.stores, current.loads = int(spills[2]), int(spills[3])
+                current.stack, current.stores, current.loads = map(int, spills.groups())
                 current.seen = True
         elif used:
             if kernels:
@@ -66,16 +68,22 @@ def readable(names):
 
 
 def check(kernels, allowed, source):
-    """Returns one line for each kernel that spills or of which ptxas said nothing."""
+    """Returns one line for each kernel that uses local memory or of which ptxas said nothing."""
     faults = []
     for kernel in kernels:
         name = kernel.name
         if not kernel.seen:
             faults.append(f"{source}: ptxas did not say whether {name} spills ({kernel.architecture})")
-        elif (kernel.stores or kernel.loads) and not any(re.search(a, name) for a in allowed):
+        elif any(re.search(a, name) for a in allowed):
+            continue
+        elif kernel.stores or kernel.loads:
             faults.append(f"{source}: {name} spills {kernel.stores} bytes to memory and loads "
                           f"{kernel.loads} on {kernel.architecture} (it uses {kernel.registers} "
                           "registers); hold less at once, or use fewer threads a block")
+        elif kernel.stack:
+            faults.append(f"{source}: {name} keeps {kernel.stack} bytes of arrays in memory on "
+                          f"{kernel.architecture}; index them by constants, and choose between two by "
+                          "a branch")
     return faults
 
 

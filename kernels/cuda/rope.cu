@@ -197,8 +197,12 @@ __global__ void __launch_bounds__(32 * kHeadWarps) normed_rope_grad_kernel(RopeA
     rotate<true>(g, a.table + row % a.context * 2 * half, half);
     const float rstd = inverse_rms(x, half, a.eps);
     each_element(x, x, x, [&](float& xhat, float, float) { xhat *= rstd; });
-    each_element(query ? dqw : dkw, g, x,
-                 [](float& dw, float d, float xhat) { dw = fmaf(d, xhat, dw); });
+    // Not by a reference to either, which would put both into memory.
+    const auto add = [](float& dw, float d, float xhat) { dw = fmaf(d, xhat, dw); };
+    if (query)
+      each_element(dqw, g, x, add);
+    else
+      each_element(dkw, g, x, add);
     each_element(g, w, x, [](float& d, float weight, float) { d *= weight; });
     float dot = 0;
     each_element(g, x, x, [&](float d, float xhat, float) { dot = fmaf(d, xhat, dot); });

@@ -54,11 +54,14 @@ class CheckSpills(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
             lines = self.report()
             self.assertEqual(len(lines), 2)
-            self.assertIn("sm_80 registers 24 shared 256 spilled 0+0", lines[0])
+            self.assertIn("sm_80 registers 24 shared 256 stack 0 spilled 0+0", lines[0])
             self.assertIn("add_kernel<true>", lines[0])
 
-    def test_a_stack_frame_alone_is_no_spill(self):
-        self.assertEqual(self.run_on(entry(stack=48)).returncode, 0)
+    def test_arrays_in_memory(self):
+        done = self.run_on(entry(stack=48))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("add_kernel<true>(spillway::cuda::AddArgs) keeps 48 bytes", done.stderr)
+        self.assertEqual(self.run_on(entry(stack=48), "--allow", "add_kernel").returncode, 0)
 
     def test_spills(self):
         for planted in ({"stores": 8}, {"loads": 4}, {"stores": 8, "loads": 12, "registers": 255}):
