@@ -46,6 +46,9 @@ head -c 1000000 "$root/data/austen.txt" >"$dir/data/austen.txt"  # plenty for a 
 mkdir "$dir/scripts"
 cp "$root"/scripts/gpu_*.sh "$root"/scripts/gpu_*.py "$dir/scripts/"
 
+# Large files travel packed; scripts/gpu_unpack.sh, which gpu_check.sh calls, unpacks them.
+find "$dir" -maxdepth 2 -type f -size +8M -print0 | while IFS= read -r -d '' file; do gzip -6 "$file"; done
+
 bytes=$(du -sb "$dir" | cut -f1)
 echo "$dir: $((bytes >> 20)) MiB"
 if [ "$bytes" -gt $((60 << 20)) ]; then

@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
     *) echo "gpu_check.sh: unknown option $1 (--prebuilt DIR, --only PART)" >&2; exit 2 ;;
   esac
 done
-if [ -n "$prebuilt" ] && [ ! -x "$prebuilt/train" ]; then
+if [ -n "$prebuilt" ] && [ ! -x "$prebuilt/train" ] && [ ! -e "$prebuilt/train.gz" ]; then
   echo "gpu_check.sh: --prebuilt $prebuilt: no program 'train' in there; make one with scripts/gpu_bundle.sh" >&2
   exit 2
 fi
@@ -40,6 +40,7 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 if [ -n "$prebuilt" ]; then
   home=$(cd "$prebuilt" && pwd)
+  "$root/scripts/gpu_unpack.sh" "$home"
   bin=$home
   export SPILLWAY_HOME=$home LD_LIBRARY_PATH="$home/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   export OMPI_MCA_mca_base_component_path=$home/openmpi OMPI_MCA_ess_singleton_isolated=1

@@ -87,10 +87,7 @@ PlanReport make_plan(const PlanInput& input) {
   report.device_minimum_bytes = least.device.peak;
   report.host_of_minimum_bytes = least.host.peak;
   report.fits = fits(report.plan, input.budgets);
-  if (report.fits) {
-    note_no_offload(report.plan, report);
-    return report;
-  }
+  if (report.fits) note_no_offload(report.plan, report);
 
   const auto rank = [](const Plan& p) {
     return std::tuple(p.step_seconds, bytes_moved(p.lowered.set.programs[0]), p.device.peak);
@@ -104,14 +101,20 @@ PlanReport make_plan(const PlanInput& input) {
   };
   const auto consider = [&](const Candidate& c) {
     Plan plan = lay_out(input, c.placement, c.schedule);
-    if (!fits(plan, input.budgets)) return;
+    if (!fits(plan, input.budgets)) return false;
     synchronise_and_time(input, plan);
     consider_plan(std::move(plan));
+    return true;
   };
+  // Where everything fits in any order of the work, nothing needs to move.
+  const std::vector<ScheduleChoice> others = other_schedules(input);
+  bool all_fit = report.fits;
+  for (const ScheduleChoice& choice : others) all_fit &= consider({space.base, choice});
+  if (all_fit) return report;
   for (const Candidate& candidate : candidate_family(space, minimum, family_size(space)))
     if (!(candidate == minimum)) consider(candidate);
   // Other orders of the same work: larger groups, and updates in the next step's forward pass.
-  for (const ScheduleChoice& choice : other_schedules(input)) {
+  for (const ScheduleChoice& choice : others) {
     const SearchSpace other = search_space(input, choice);
     Candidate least_of_other = minimum;
     least_of_other.schedule = choice;

@@ -1,5 +1,6 @@
 """Copies are real: a slow link makes the step transfer-bound by as much as the bytes say, and what
 is waited for is reported as exposed."""
+import re
 import statistics
 import unittest
 
@@ -13,7 +14,7 @@ class Link(unittest.TestCase):
         with Folder() as folder:
             path = write_config(folder, config(train={"steps": 5}))
             done = train(path, folder / "resident")
-            parameters = int(done.stdout.split()[0])
+            parameters = int(re.search(r"(\d+) parameters", done.stdout)[1])
             moments = 2 * 4 * parameters  # bytes each way, a little more with the padding
             slow = moments / SECONDS
             results = {}

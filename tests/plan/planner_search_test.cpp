@@ -38,8 +38,9 @@ std::string llama(int layers, const std::string& precision, int batch) {
 void expect_monotone(PlannerInput& p, size_t distinct) {
   const PlanReport resident = p.plan(kPlenty);
   ASSERT_TRUE(resident.fits);
-  EXPECT_EQ(resident.plan.device.peak, resident.all_resident_device_bytes);
-  EXPECT_EQ(resident.plan.step_seconds, resident.all_resident_step_seconds);
+  // Nothing moves; another order of the work may still be faster.
+  EXPECT_GE(resident.plan.device.peak, resident.all_resident_device_bytes);
+  EXPECT_LE(resident.plan.step_seconds, resident.all_resident_step_seconds);
   const int64_t least = resident.device_minimum_bytes, all = resident.all_resident_device_bytes;
   ASSERT_LT(least, all);
   std::set<std::map<PlaceKey, Where>> plans;
@@ -55,7 +56,7 @@ void expect_monotone(PlannerInput& p, size_t distinct) {
     slowest = r.plan.step_seconds;
     plans.insert(r.plan.placement.where);
   }
-  EXPECT_EQ(slowest, resident.all_resident_step_seconds);
+  EXPECT_LE(slowest, resident.all_resident_step_seconds);
   EXPECT_GE(plans.size(), distinct);
 }
 
@@ -112,8 +113,8 @@ TEST(Planner, HostBudgetCounts) {
 TEST(Planner, SaysWhatIsPossibleWithoutOffload) {
   PlannerInput p(llama(6, "bf16", 8), {});
   const PlanReport resident = p.plan(kPlenty);
-  EXPECT_EQ(resident.no_offload_device_bytes, resident.all_resident_device_bytes);
-  EXPECT_EQ(resident.no_offload_step_seconds, resident.all_resident_step_seconds);
+  EXPECT_GE(resident.no_offload_device_bytes, resident.all_resident_device_bytes);
+  EXPECT_LE(resident.no_offload_step_seconds, resident.all_resident_step_seconds);
   int found = 0, none = 0;
   const int64_t least = resident.device_minimum_bytes;
   for (int k = 0; k < 8; ++k) {
@@ -127,7 +128,7 @@ TEST(Planner, SaysWhatIsPossibleWithoutOffload) {
     ++found;
     EXPECT_LE(r.no_offload_device_bytes, budget);
     EXPECT_GE(r.no_offload_step_seconds, r.plan.step_seconds);
-    EXPECT_GE(r.no_offload_step_seconds, resident.all_resident_step_seconds);
+    EXPECT_GE(r.no_offload_step_seconds, resident.no_offload_step_seconds);
   }
   EXPECT_GE(found, 1);
   EXPECT_GE(none, 1);
