@@ -21,10 +21,18 @@ enum class ExitCode : int {
 // One line for the user; `main` prints it to standard error and exits with `code`.
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(ExitCode code, const std::string& message)
+      : std::runtime_error(one_line(message)), code_(code) {}
   ExitCode code() const { return code_; }
 
  private:
+  // What is quoted from a user's file or command line may hold line breaks.
+  static std::string one_line(std::string text) {
+    for (char& c : text)
+      if (c == '\n' || c == '\r') c = ' ';
+    return text;
+  }
+
   ExitCode code_;
 };
 
