@@ -33,7 +33,7 @@ struct CudaDeviceOptions {
   // A copy that continues the one before on its lane, in both memories, is merged with it while
   // neither is larger than this and nobody waits in between.
   int64_t merge_below = 1 << 20;
-  int events = 256;          // of each lane
+  int events = 256;         // of each lane
   int timed_entries = 512;  // instructions whose times are kept until they are asked for
 };
 
