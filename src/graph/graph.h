@@ -42,7 +42,7 @@ struct Tensor {
   Dims dims;
   Role role = Role::activation;
   int32_t layer = 0;
-  bool anchor = false;  // a block's input: may be kept or streamed, never recomputed
+  bool anchor = false;   // a block's input: may be kept or streamed, never recomputed
   bool carried = false;  // read by the next step's program
   int64_t bytes() const { return dims.count() * size_of(dtype); }
 };
@@ -65,7 +65,7 @@ struct Transfer {
 enum class NodeKind : uint8_t {
   op,
   exchange,
-  copy,  // in[0] → out[0], as many bytes; before the exchange that it goes with
+  copy,  // in[0] → out[0], as many bytes: in updates on the lane of compute, else of communication
 };
 
 // The same tensor range in `in` and `out` is an update in place. `alias` lists other pairs

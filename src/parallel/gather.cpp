@@ -5,6 +5,8 @@
 #include <set>
 #include <string>
 
+#include "parallel/exchange.h"
+
 namespace spillway {
 namespace {
 
@@ -65,11 +67,10 @@ std::map<NodeId, std::vector<NodeId>> add_gathers(Graph& graph, int rank, int ra
   for (size_t u = 0; u < uses.size(); ++u) {
     const Use& use = uses[u];
     std::vector<NodeId>& list = before[uses[u - std::min<size_t>(u, ahead)].first];
-    Node exchange;
-    exchange.kind = NodeKind::exchange;
-    exchange.name = layer_name(graph, use.layer) + ".gather_parameters";
+    Node exchange = exchange_node(layer_name(graph, use.layer) + ".gather_parameters");
     exchange.layer = use.layer;
     exchange.pass = use.pass;
+    const std::vector<int> peers = peers_of(rank, ranks);
     for (const TensorId tensor : use.tensors) {
       const int64_t total = graph.tensors[tensor].dims.count();
       const Range own = shard_of(total, rank, ranks);
@@ -84,16 +85,11 @@ std::map<NodeId, std::vector<NodeId>> add_gathers(Graph& graph, int rank, int ra
         copy.out = {{tensor, own.begin, own.count}};
         list.push_back(static_cast<NodeId>(graph.nodes.size()));
         graph.nodes.push_back(std::move(copy));
-        exchange.in.push_back(from);
+        send(exchange, from, peers);
       }
-      for (int peer = 0; peer < ranks; ++peer) {
-        if (peer == rank) continue;
-        if (own.count > 0)
-          exchange.transfers.push_back({peer, true, static_cast<int32_t>(exchange.in.size()) - 1});
+      for (int peer : peers) {
         const Range theirs = shard_of(total, peer, ranks);
-        if (theirs.count == 0) continue;
-        exchange.out.push_back({tensor, theirs.begin, theirs.count});
-        exchange.transfers.push_back({peer, false, static_cast<int32_t>(exchange.out.size()) - 1});
+        if (theirs.count > 0) receive(exchange, {tensor, theirs.begin, theirs.count}, peer);
       }
     }
     list.push_back(static_cast<NodeId>(graph.nodes.size()));

@@ -17,8 +17,12 @@ namespace spillway {
 struct ParallelSpec {
   int32_t ranks = 1, rank = 0;
   // What is sharded over ranks: 0 nothing, 1 optimizer state, 2 and gradients (once they are summed
-  // over ranks; before, only where every micro-batch is reduced), 3 and parameters.
+  // over ranks; before, only where a group of micro-batches holds whole reductions), 3 and
+  // parameters.
   int32_t zero = 0;
+  bool shards_state() const { return ranks > 1 && zero >= 1; }
+  bool shards_gradients() const { return ranks > 1 && zero >= 2; }
+  bool shards_parameters() const { return ranks > 1 && zero >= 3; }
   int32_t micro_batches = 1;  // a step on one rank
   int32_t reduce_every = 1;   // micro-batches summed on a rank before ranks are summed; divides
   int32_t tree = 1;           // inner width of the reduction tree
@@ -64,7 +68,7 @@ struct Stage {
 };
 
 struct Schedule {
-  std::string name;  // "train", "check", "evaluate", "prefill", "decode"
+  std::string name;  // "train", "check", "flush", "evaluate", "prefill", "decode"
   // Name of the schedule whose step and iteration buffers this one uses for tensors of the same
   // name, between that one's runs; "": its own.
   std::string borrows;

@@ -1,11 +1,12 @@
-// What the train schedule's nodes are made of: the layout of state over ranks, and the sends and
-// receives of exchanges.
+// What the train schedule's nodes are made of: the layout of state over ranks, and how parts of it
+// travel.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "parallel/exchange.h"
 #include "parallel/schedule.h"
 #include "parallel/units.h"
 
@@ -20,20 +21,18 @@ class ScheduleNodes {
   int64_t total(const Param& p) const { return tensor(p.param).dims.count(); }
   const std::string& name(const Param& p) const { return tensor(p.param).name; }
   bool several_ranks() const { return spec_.ranks > 1; }
-  bool sharded_state() const { return several_ranks() && spec_.zero >= 1; }
-  bool sharded_parameters() const { return several_ranks() && spec_.zero >= 3; }
   // The micro-batches of a reduction visit a layer together, so that its accumulators die there:
   // where gradients are sharded, and where a group holds several reductions, each with its own.
   bool short_lived_accumulators() const {
     const int32_t group = schedule_.choice.group, every = spec_.reduce_every;
-    return group % every == 0 && (group > every || (several_ranks() && spec_.zero >= 2));
+    return group % every == 0 && (group > every || spec_.shards_gradients());
   }
   bool separate_sum() const {
     return spec_.reduce_every < spec_.micro_batches || short_lived_accumulators();
   }
   // Every rank's sums come to every rank, and the accumulators are gone by then.
   bool whole_sums() const {
-    return several_ranks() && !sharded_state() && short_lived_accumulators();
+    return several_ranks() && !spec_.shards_state() && short_lived_accumulators();
   }
   Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
   Range part(const Piece& piece, int rank) const {
@@ -69,28 +68,7 @@ class ScheduleNodes {
 
   static Operand range(TensorId id, int64_t begin, int64_t count) { return {id, begin, count}; }
 
-  static void send(Node& node, Operand operand, const std::vector<int>& peers) {
-    node.in.push_back(operand);
-    for (int peer : peers)
-      node.transfers.push_back({peer, true, static_cast<int32_t>(node.in.size()) - 1});
-  }
-  static void receive(Node& node, Operand operand, int peer) {
-    node.out.push_back(operand);
-    node.transfers.push_back({peer, false, static_cast<int32_t>(node.out.size()) - 1});
-  }
-  std::vector<int> peers() const {
-    std::vector<int> result;
-    for (int p = 0; p < spec_.ranks; ++p)
-      if (p != spec_.rank) result.push_back(p);
-    return result;
-  }
-
-  Node exchange_node(const std::string& name) const {
-    Node node;
-    node.name = name;
-    node.kind = NodeKind::exchange;
-    return node;
-  }
+  std::vector<int> peers() const { return peers_of(spec_.rank, spec_.ranks); }
 
   std::string unit_name(const Unit& unit) const {
     const Piece& first = unit.pieces.front();

@@ -44,7 +44,7 @@ Schedule build_forward_schedule(const std::string& name, const Graph& forward,
   Stage stage;
   stage.name = name;
   std::map<NodeId, std::vector<NodeId>> gathers;
-  if (spec.ranks > 1 && spec.zero == 3) {
+  if (spec.shards_parameters()) {
     shard_parameters(schedule.graph, spec.ranks);
     gathers = add_gathers(schedule.graph, spec.rank, spec.ranks, 1);
   }

@@ -57,7 +57,7 @@ class TrainSchedule : private ScheduleNodes {
   void begin() {
     if (!several_ranks()) schedule_.choice.reduce_delay = 0;
     units_ = make_units(graph(), spec_.ranks);
-    if (sharded_parameters()) {
+    if (spec_.shards_parameters()) {
       shard_parameters(graph(), spec_.ranks);
       gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, schedule_.choice.reduce_delay);
     }
@@ -85,7 +85,7 @@ class TrainSchedule : private ScheduleNodes {
           graph().tensors[grad].role = Role::partial_grad;
           graph().tensors[grad].place = "gradient_accumulators";
         }
-      const Dims dims = sharded_state() ? Dims(capacity) : tensor(p.param).dims;
+      const Dims dims = spec_.shards_state() ? Dims(capacity) : tensor(p.param).dims;
       const std::string base = name(p);
       TensorId master = kNone;
       if (tensor(p.param).dtype != Dtype::f32)
@@ -106,7 +106,7 @@ class TrainSchedule : private ScheduleNodes {
   // What the next step's update of a parameter will read.
   void carry_gradients(const Param& p, TensorId reduced) {
     if (reduced != kNone) graph().tensors[reduced].carried = true;
-    if (reduced == kNone || (several_ranks() && !sharded_state() && !whole_sums()))
+    if (reduced == kNone || (several_ranks() && !spec_.shards_state() && !whole_sums()))
       graph().tensors[p.grads[0]].carried = true;
   }
 
@@ -159,7 +159,7 @@ class TrainSchedule : private ScheduleNodes {
     if (several_ranks()) staging = add_sum_exchange(unit, steps);
     if (several_ranks() || separate_sum()) add_rank_sums(unit, staging, steps);
     add_norm_partials(unit, steps);
-    if (several_ranks() && !sharded_state()) {
+    if (several_ranks() && !spec_.shards_state()) {
       Node gather = exchange_node(unit_name(unit) + ".gather_gradients");
       for (const Piece& piece : unit.pieces) {
         gather_piece(gather, piece, summed(piece.param, part(piece, spec_.rank)),
@@ -379,7 +379,7 @@ class TrainSchedule : private ScheduleNodes {
       for (const Piece& piece : unit.pieces)
         for (Node& node : updates(piece))
           nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
-      if (!sharded_state() || sharded_parameters()) continue;
+      if (!spec_.shards_state() || spec_.shards_parameters()) continue;
       Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
       for (const Piece& piece : unit.pieces) {
         const TensorId param = graph().params[piece.param].param;
@@ -460,8 +460,8 @@ class TrainSchedule : private ScheduleNodes {
     for (int rank = 0; rank < spec_.ranks; ++rank) {
       const Range r = part(piece, rank);
       const bool own = rank == spec_.rank;
-      if (r.count == 0 || (sharded_state() && !own)) continue;
-      const int64_t state_begin = sharded_state() ? r.begin - own_shard(p).begin : r.begin;
+      if (r.count == 0 || (spec_.shards_state() && !own)) continue;
+      const int64_t state_begin = spec_.shards_state() ? r.begin - own_shard(p).begin : r.begin;
       Node node = op_node(piece_name(piece) + ".adamw", OpKind::adamw);
       node.attrs.beta1 = static_cast<float>(optimizer_.beta1);
       node.attrs.beta2 = static_cast<float>(optimizer_.beta2);

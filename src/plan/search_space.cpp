@@ -45,11 +45,8 @@ SearchSpace search_space(const PlanInput& input, const ScheduleChoice& choice) {
 }
 
 Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
-  const Lowered lowered = lower(schedules_of(input, candidate.schedule), candidate.placement,
-                                input.rules, input.staging_bytes);
-  const ArenaLayout layout = pack(lowered.set);
-  return {layout.tier_bytes[static_cast<int>(Tier::device)],
-          layout.tier_bytes[static_cast<int>(Tier::host)]};
+  const Plan plan = lay_out(input, candidate.placement, candidate.schedule);
+  return {plan.device.peak, plan.host.peak};
 }
 
 }  // namespace spillway

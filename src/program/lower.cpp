@@ -381,7 +381,7 @@ class Lowering {
     };
     for (const Param& p : g.params) {
       const int64_t total = g.tensors[p.param].dims.count();
-      const bool sharded = spec.zero >= 1 && spec.ranks > 1;
+      const bool sharded = spec.shards_state();
       add(p.home(), p.shard != kNone, total);
       add(p.master, sharded, total);
       add(p.moment1, sharded, total);

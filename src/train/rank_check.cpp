@@ -49,7 +49,7 @@ RankCheck::RankCheck(Session& session, Communicator& communicator)
         "within rounding only: weights are compared, gradients are not";
 
   const Schedule& train = session.train_schedule();
-  const bool whole_state = train.spec.ranks == 1 || train.spec.zero == 0;
+  const bool whole_state = !train.spec.shards_state();
   for (const Home& home : session.homes())
     for (const Param& p : train.graph.params) {
       const bool weights = home.tensor == p.param && p.shard == kNone;

@@ -76,7 +76,9 @@ void Session::prepare_flush() {
 }
 
 void Session::flush_updates() {
-  if (flush_program_ >= 0) executor_->run(flush_program_);
+  if (flush_program_ < 0) return;
+  executor_->run(flush_program_);
+  executor_->finish();
 }
 
 std::unique_ptr<Device> make_device(const Workload& workload, Communicator& communicator,

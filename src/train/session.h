@@ -48,8 +48,8 @@ class Session {
   double verify_seconds() const { return verify_seconds_; }
   const std::string& plan_json() const { return plan_json_; }
 
-  // Applies updates that the plan has put into the next step. Before evaluations and checkpoints,
-  // and at the end; harmless if nothing is pending.
+  // Applies updates that the plan has put into the next step, and returns when that is done. Before
+  // evaluations, checks of the ranks and checkpoints; harmless if nothing is pending.
   void flush_updates();
   int flush_program() const { return flush_program_; }  // -1: the plan rotates no update
 

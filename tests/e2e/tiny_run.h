@@ -139,7 +139,6 @@ class TinyRank {
 
   void flush() {
     session_.flush_updates();
-    session_.executor().finish();
     ++flushes_;
   }
   int flushes() const { return flushes_; }

@@ -123,7 +123,7 @@ inline void load_parameter(Interpreter& run, const Param& param,
   if (param.shard == kNone) run.set(g.tensors[param.param].name, padded);
   for (TensorId id : {param.shard, param.master, param.moment1, param.moment2}) {
     if (id == kNone) continue;
-    const bool shard = spec.ranks > 1 && spec.zero >= 1;
+    const bool shard = spec.shards_state();
     const Range own = shard ? shard_of(total, spec.rank, spec.ranks) : Range{0, total};
     std::vector<double> state(own.count, 0.0);
     if (id == param.master || id == param.shard)

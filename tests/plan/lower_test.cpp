@@ -17,7 +17,7 @@ struct Built {
 };
 
 Built build(int layers, int ranks, int rank, int micro_batches, int zero, Precision precision,
-            int delay) {
+            ScheduleChoice choice) {
   Config c;
   c.model = {.family = Family::llama,
              .layers = layers,
@@ -36,7 +36,7 @@ Built build(int layers, int ranks, int rank, int micro_batches, int zero, Precis
   const ParallelSpec spec = parallel_spec(c, rank, ranks, ranks);
   const GraphShape shape{2, 16, micro_batches, c.train.batch * 16};
   const Graph forward = build_model(c.model, precision, 8, shape, GraphMode::train);
-  return {build_train_schedule(forward, c.optimizer, spec, {delay}),
+  return {build_train_schedule(forward, c.optimizer, spec, choice),
           build_forward_schedule("evaluate", forward, spec)};
 }
 
@@ -46,8 +46,8 @@ TEST(Lower, RandomPlacements) {
   std::mt19937_64 rng(seed);
   for (int trial = 0; trial < 40; ++trial) {
     const int ranks = 1 + rng() % 3;
-    const Built b = build(3 + rng() % 3, ranks, rng() % ranks, 1 + rng() % 4, rng() % 2,
-                          rng() % 2 ? Precision::bf16 : Precision::f32, 1);
+    const Built b = build(3 + rng() % 3, ranks, rng() % ranks, 1 + rng() % 4, rng() % 4,
+                          rng() % 2 ? Precision::bf16 : Precision::f32, {1});
     Placement placement;
     for (const PlaceUnit& unit : place_units(b.train)) {
       const int choices = unit.recomputable ? 3 : 2;
@@ -71,8 +71,43 @@ TEST(Lower, RandomPlacements) {
   }
 }
 
+// Parameters on the host, and gathered ones, travel once a group and pass; activations of all
+// micro-batches of a group are alive at once.
+TEST(Lower, AGroupSharesTheTrafficOfParametersAndKeepsItsActivations) {
+  for (const int zero : {1, 3}) {
+    int64_t fetched[5] = {}, gathered[5] = {}, kept[5] = {};
+    for (const int32_t group : {1, 2, 4}) {
+      const Schedule train = build(4, 2, 0, 4, zero, Precision::bf16, {1, group}).train;
+      Placement placement;
+      for (const PlaceUnit& unit : place_units(train))
+        placement.where[unit.key] = unit.key.first == "parameters" ? Where::host : Where::device;
+      const Lowered lowered = lower({&train}, placement, {}, 0);
+      const Program& program = lowered.set.programs[0];
+      for (const Segment& segment : program.segments) {
+        if (segment.name == "update") continue;
+        for (InstrId id = segment.begin; id < segment.end; ++id) {
+          const Instr& i = program.instrs[id];
+          if (i.lane == Lane::h2d && lowered.set.buffers[i.out[0].buffer].place == "parameters")
+            fetched[group] += segment.trip * i.in[0].bytes();
+          if (i.kind == InstrKind::exchange && i.name.ends_with("gather_parameters"))
+            for (const ProgramOperand& o : i.out) gathered[group] += segment.trip * o.bytes();
+        }
+      }
+      for (const Buffer& b : lowered.set.buffers)
+        if (b.place == "qkv") kept[group] += b.bytes * b.versions;
+    }
+    EXPECT_GT(fetched[1], 0);
+    EXPECT_EQ(gathered[1] > 0, zero == 3);
+    for (const int group : {2, 4}) {
+      EXPECT_EQ(fetched[group] * group, fetched[1]) << "groups of " << group;
+      EXPECT_EQ(gathered[group] * group, gathered[1]) << "groups of " << group;
+      EXPECT_EQ(kept[group], kept[1] * group) << "groups of " << group;
+    }
+  }
+}
+
 TEST(Lower, HostActivationsLeaveTheDevice) {
-  const Built b = build(6, 1, 0, 2, 0, Precision::f32, 1);
+  const Built b = build(6, 1, 0, 2, 0, Precision::f32, {1});
   Placement resident;
   const auto device_bytes = [&](const Placement& p) {
     return pack(lower({&b.train}, p, {}, 0).set).tier_bytes[0];
