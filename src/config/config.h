@@ -51,8 +51,8 @@ struct TrainConfig {
   int64_t steps = 1000, batch = 8, micro_batch = 1;  // batch: sequences a step over all ranks
   Precision precision = Precision::f32;
   uint64_t seed = 1;
-  int64_t eval_every = 0;    // 0: never
-  int64_t eval_batches = 0;  // micro-batches a rank evaluates; 0: the whole validation part
+  int64_t eval_every = 0;      // 0: never
+  int64_t eval_batches = 0;    // micro-batches a rank evaluates; 0: the whole validation part
   int64_t check_every = 1000;  // 0: never
   int64_t max_skipped = 10;
   int64_t threads = 0;  // compute threads a rank; 0: the cores of the node shared among its ranks

@@ -57,8 +57,8 @@ struct SavedSlice {
 };
 std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Home>& homes);
 
-// Adds the program "save" to a set whose schedules[0] is `train` and that has a buffer "staging". It
-// gives the bytes of saved_slices, in order, to the io lane's file.
+// Adds the program "save" to a set whose schedules[0] is `train` and that has a buffer "staging".
+// It gives the bytes of saved_slices, in order, to the io lane's file.
 // - `copied`: "staging" grows to hold them all. The states are copied there and saved from there: a
 //   step that follows waits for the copies alone, before its first update.
 // - else the states are read where they are, those of the device through "staging", and the next

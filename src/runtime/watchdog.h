@@ -31,8 +31,8 @@ struct WatchdogOptions {          // seconds
   double starting_deadline = 600, saving_deadline = 1800, evaluating_deadline = 120;
   double term_patience =
       0.5;  // SIGTERM is taken for a wish to stop if no peer is found dead by then
-  double failed_patience = 2;     // a peer that failed with a message of its own gets this long
-  double device_patience = 5;     // … and this rank, once its device reports an asynchronous error
+  double failed_patience = 2;  // a peer that failed with a message of its own gets this long
+  double device_patience = 5;  // … and this rank, once its device reports an asynchronous error
   double launcher_patience = 10;  // of several hosts: Open MPI's mpirun or orted is killed after
   std::string folder = "/dev/shm";
 };
@@ -53,8 +53,8 @@ class Watchdog {
   // A long phase goes on (a file written, a batch evaluated).
   void progress() { fed_.fetch_add(1, std::memory_order_relaxed); }
 
-  // SIGUSR1 or SIGINT came, or a SIGTERM that no peer's death explains: write a checkpoint and end with
-  // ExitCode::resume_me at the next step boundary that all ranks agree on. Never blocks.
+  // SIGUSR1 or SIGINT came, or a SIGTERM that no peer's death explains: write a checkpoint and end
+  // with ExitCode::resume_me at the next step boundary that all ranks agree on. Never blocks.
   bool stop_requested() const { return stop_requested_.load(std::memory_order_acquire); }
 
   // Looks at the peers for up to `seconds`; does not return if one is lost. To be called before an
