@@ -35,7 +35,7 @@ struct ShardReport {
 // Step 1. Returns the folder; leftovers of the same name are removed first.
 std::string begin_checkpoint(FileSystem& files, const std::string& output, uint64_t step);
 
-// Step 2: <folder>/rank_XXXXX.safetensors. Allocates nothing of a tensor's size.
+// Step 2: writes this rank's shard, named by shard_name. Allocates no copy of a tensor.
 class ShardWriter {
  public:
   // Creates the file and writes its header.
