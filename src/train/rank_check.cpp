@@ -96,6 +96,7 @@ void RankCheck::digest_gradients(int rank, int64_t micro, const Fill& fill, uint
 
 void RankCheck::run(int64_t step, const Fill& fill) {
   if (program_ < 0) return;
+  session_.flush_updates();  // the check's backward pass overwrites what pending updates read
   const double begin = now();
   hash_weights(own_.data());
   const double hashed = now();

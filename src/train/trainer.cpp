@@ -416,7 +416,6 @@ class Trainer {
     const int64_t every = workload_->config.train.check_every;
     if (every == 0 || step % every != 0) return;
     watchdog_.enter(Phase::checking, step);
-    session_->flush_updates();
     try {
       rank_check_->run(step, [&](int rank, int64_t micro, const MicroBatch& out) {
         BatchReader& reader = rank == communicator_.rank() ? *reader_ : *neighbour_reader_;
