@@ -27,10 +27,7 @@ struct Name {
 }  // namespace
 
 RankCheck::RankCheck(Session& session, Communicator& communicator)
-    : session_(session), communicator_(communicator) {
-  const auto& programs = session.report().plan.lowered.set.programs;
-  for (size_t i = 0; i < programs.size(); ++i)
-    if (programs[i].name == "check") program_ = static_cast<int>(i);
+    : session_(session), communicator_(communicator), program_(session.program("check")) {
   if (program_ < 0) return;
 
   Name own{};

@@ -45,10 +45,7 @@ Saver::Saver(FileSystem& files, Communicator& communicator, const Config& config
 void Saver::use(Session& session) {
   session_ = &session;
   slices_ = checkpoint_slices(session.train_schedule(), session.homes());
-  const auto& programs = session.report().plan.lowered.set.programs;
-  for (size_t p = 0; p < programs.size(); ++p) {
-    if (programs[p].name == "save") save_program_ = static_cast<int>(p);
-  }
+  save_program_ = session.program("save");
   session.executor().host_lanes().set_sink(
       [this](const void* data, int64_t bytes) { saving_.append(data, bytes); });
 }

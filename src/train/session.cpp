@@ -64,10 +64,15 @@ Session::Session(const Workload& workload, Communicator& communicator,
   device_->record_times(LaneRecorder::sink, recorder_.get(), Device::Timed::waits);
 }
 
-void Session::prepare_flush() {
+int Session::program(std::string_view name) const {
   const auto& programs = report_.plan.lowered.set.programs;
   for (size_t p = 0; p < programs.size(); ++p)
-    if (programs[p].name == "flush") flush_program_ = static_cast<int>(p);
+    if (programs[p].name == name) return static_cast<int>(p);
+  return -1;
+}
+
+void Session::prepare_flush() {
+  flush_program_ = program("flush");
   if (flush_program_ < 0) return;
   StepScalars nothing_pending;
   nothing_pending.skip_update = 1;

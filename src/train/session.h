@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "runtime/backend.h"
 #include "runtime/executor.h"
@@ -51,6 +52,7 @@ class Session {
   // Applies updates that the plan has put into the next step, and returns when that is done. Before
   // evaluations, checks of the ranks and checkpoints; harmless if nothing is pending.
   void flush_updates();
+  int program(std::string_view name) const;             // its index, or -1: the plan has none
   int flush_program() const { return flush_program_; }  // -1: the plan rotates no update
 
   template <class T>
