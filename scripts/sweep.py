@@ -8,7 +8,8 @@
 
 Killed or interrupted and started again, a sweep goes on: finished trials are not repeated, stopped
 ones resume. sweep_file.py says what a sweep file holds. Exit codes: 0 all trials finished (or were
-stopped early), 1 some failed or do not fit, 2 bad input, 75 interrupted, start it again.
+stopped early), 1 some failed or do not fit, 2 bad input, 3 too much at once for this machine, 75
+interrupted, start it again.
 """
 import argparse
 import concurrent.futures
@@ -46,7 +47,7 @@ def plan_trial(sweep, trial, launcher):
     result = {"exit_code": done.returncode, "error": (done.stderr.strip().splitlines() or [""])[-1]}
     try:
         report = json.loads(done.stdout)
-        result.update({k: report[k] for k in ("device_peak_bytes", "host_peak_bytes")})
+        result.update({k: report[k] for k in ("device_peak_bytes", "host_peak_bytes", "machine_memory_bytes")})
     except (ValueError, KeyError):
         if done.returncode == DONE:
             raise BadInput(f"{shlex.join(line)}: found {done.stdout[:80]!r}, expected a plan as JSON") from None
@@ -65,15 +66,6 @@ def plan_all(folder, launcher):
             print(f"trial {trial.name} {trial.state()}: {trial.error()}", flush=True)
 
 
-def physical_memory():
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="utf-8") as file:
-            return min(total, int(file.read()))
-    except (OSError, ValueError):
-        return total
-
-
 def check_together(folder):
     """On the CPU both tiers are this machine's memory, which trials at the same time share."""
     sweep, todo = folder.sweep, folder.unfinished()
@@ -82,7 +74,7 @@ def check_together(folder):
                        "CUDA devices; expected 1, or --launcher slurm")
     plans = [t.plan() for t in todo]
     need = sorted((p["device_peak_bytes"] + p["host_peak_bytes"] for p in plans), reverse=True)[:sweep.at_once]
-    total = physical_memory()
+    total = min((p["machine_memory_bytes"] for p in plans), default=0)  # physical memory or the cgroup's limit
     if sweep.at_once > 1 and sum(need) * sweep.ranks > total:
         raise BadInput(f"{sweep.path}: key \"at_once\": {len(need)} trials at once take {sum(need) * sweep.ranks >> 20} MiB, "
                        f"and this machine has {total >> 20} MiB; lower at_once or set memory.device", NO_FIT)
@@ -119,7 +111,10 @@ def stop_worst(folder, launcher, judged):
             print(f"\rtrial {trial.name} stopped early: loss {own:.4f} at step {step}, median {statistics.median(others):.4f}",
                   flush=True)
             write_whole(trial.folder / "stop_early", f"step {step}\n")
-            launcher.stop_early(trial)
+            problem = launcher.stop_early(trial)
+            if problem:  # it is judged again later
+                (trial.folder / "stop_early").unlink()
+                print(f"trial {trial.name} could not be stopped: {problem}", file=sys.stderr, flush=True)
 
 
 # ---- while it runs --------------------------------------------------------------------------------

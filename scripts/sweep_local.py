@@ -123,6 +123,7 @@ class LocalLauncher:
             run.process.send_signal(signal.SIGUSR1)  # mpirun hands it on to all ranks
 
     def stop_early(self, trial):
+        """Why it could not be told to stop, or None."""
         for run in self.running:
             if run.trial is trial:
                 self.tell(run)

@@ -107,12 +107,18 @@ class SlurmLauncher:
                 self.ours.discard(number)
 
     def stop_early(self, trial):
+        """Why it could not be told to stop, or None."""
         done = subprocess.run(["squeue", "--noheader", "--array", "--me", f"--name={self.job_name}", "--format=%K %F"],
                               capture_output=True, text=True)
+        if done.returncode != 0:
+            return f"squeue: {done.stderr.strip()}"
         for line in done.stdout.splitlines():
             index, _, array = line.partition(" ")
             if index == str(trial.number):
-                subprocess.run(["scancel", "--batch", "--signal=USR1", f"{array.strip()}_{index}"], capture_output=True)
+                told = subprocess.run(["scancel", "--batch", "--signal=USR1", f"{array.strip()}_{index}"],
+                                      capture_output=True, text=True)
+                return None if told.returncode == 0 else f"scancel: {told.stderr.strip()}"
+        return None  # it has ended by itself
 
     def stop(self):
         self.stopping = True

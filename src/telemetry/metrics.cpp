@@ -64,11 +64,23 @@ MetricsFile::MetricsFile(const std::string& path) : path_(path) {
     bad_input("{}: its last row cannot be removed: {}", path, strerror(errno));
 }
 
-MetricsFile::~MetricsFile() { close(fd_); }
+MetricsFile::~MetricsFile() {
+  if (const int error = write_pending(); error != 0)
+    fmt::print(stderr, "{}: the last {} rows are lost: {}\n", path_,
+               std::count(pending_.begin(), pending_.end(), '\n'), strerror(error));
+  close(fd_);
+}
 
 std::string MetricsFile::append(const StepMetrics& metrics) {
   const bool waiting = !pending_.empty();
   pending_ += to_json_line(metrics) + "\n";
+  const int error = write_pending();
+  if (error == 0 || waiting) return "";
+  return fmt::format("{}: cannot be written: {}; rows are kept until it can", path_,
+                     strerror(error));
+}
+
+int MetricsFile::write_pending() {
   for (size_t done = 0; done < pending_.size();) {
     const ssize_t now = write(fd_, pending_.data() + done, pending_.size() - done);
     if (now < 0 && errno == EINTR) continue;
@@ -83,13 +95,11 @@ std::string MetricsFile::append(const StepMetrics& metrics) {
       size_ += static_cast<int64_t>(done);
       pending_.erase(0, done);
     }
-    if (waiting) return "";
-    return fmt::format("{}: cannot be written: {}; rows are kept until it can", path_,
-                       strerror(error));
+    return error;
   }
   size_ += static_cast<int64_t>(pending_.size());
   pending_.clear();
-  return "";
+  return 0;
 }
 
 }  // namespace spillway

@@ -32,7 +32,8 @@ struct StepMetrics {
 
 std::string to_json_line(const StepMetrics& metrics);
 
-// A row that cannot be written (a full disk) is kept and written with the next one that can.
+// A row that cannot be written (a full disk) is kept and written with the next one that can, at the
+// latest when the file is closed; what cannot even then is named on standard error.
 class MetricsFile {
  public:
   explicit MetricsFile(const std::string& path);  // appends; throws Error(bad_input) if it cannot
@@ -43,6 +44,8 @@ class MetricsFile {
   std::string append(const StepMetrics& metrics);
 
  private:
+  int write_pending();  // 0, or why it cannot
+
   std::string path_;
   int fd_ = -1;
   int64_t size_ = 0;     // of whole rows

@@ -57,6 +57,7 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   j["device_bytes_by_class"] = r.plan.device.by_class;
   j["host_bytes_by_class"] = r.plan.host.by_class;
   j["process_reserve_bytes"] = kProcessReserveBytes;
+  j["machine_memory_bytes"] = machine_memory_bytes();
   return j;
 }
 

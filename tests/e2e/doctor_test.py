@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def doctor(*arguments, launch=(), expect=0, cwd=ROOT, environment=None, before=None):
-    """The findings by check (a list each), from --json; the time limit of 20 s holds."""
+    """The findings by check (a list each), from --json."""
     start = time.time()
     done = subprocess.run([*launch, TRAIN, "doctor", "--json", *map(str, arguments)], cwd=cwd,
                           capture_output=True, text=True, timeout=120, preexec_fn=before,

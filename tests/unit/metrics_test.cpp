@@ -95,5 +95,20 @@ TEST(Metrics, RowsThatCannotBeWrittenWait) {
   std::filesystem::remove(path);
 }
 
+// /dev/full takes no byte: the first row says why, later ones wait quietly, and what is lost at the
+// end is named.
+TEST(Metrics, RowsThatAFullDiskKeepsOutAreNamedAtTheEnd) {
+  testing::internal::CaptureStderr();
+  {
+    MetricsFile file("/dev/full");
+    EXPECT_NE(file.append({}).find("/dev/full: cannot be written: No space left"),
+              std::string::npos);
+    EXPECT_EQ(file.append({}), "");
+    EXPECT_EQ(file.append({}), "");
+  }
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("/dev/full: the last 3 rows are lost"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace spillway
