@@ -2,6 +2,8 @@
 // of the reference kernels.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -220,6 +222,30 @@ inline std::vector<OpKind> all_ops() {
 
 inline bool contains(const std::vector<int32_t>& list, size_t value) {
   return std::find(list.begin(), list.end(), static_cast<int32_t>(value)) != list.end();
+}
+
+// ‖a − b‖ / ‖b‖ ≤ tolerance over what the reference defines (its NaNs are untouched bytes).
+inline void expect_close(const Values& measured, const Values& expected, double tolerance) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.real.size(); ++i) {
+    if (std::isnan(expected.real[i])) {
+      EXPECT_TRUE(std::isnan(measured.real[i])) << "writes element " << i;
+      continue;
+    }
+    ASSERT_TRUE(std::isfinite(measured.real[i])) << "element " << i << " is not finite";
+    difference += (measured.real[i] - expected.real[i]) * (measured.real[i] - expected.real[i]);
+    norm += expected.real[i] * expected.real[i];
+  }
+  EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm) + 1e-30);
+}
+
+inline void expect_same_scalars(const StepScalars& got, const StepScalars& want) {
+  EXPECT_DOUBLE_EQ(got.norm, want.norm);
+  EXPECT_DOUBLE_EQ(got.loss, want.loss);
+  EXPECT_FLOAT_EQ(got.clip_scale, want.clip_scale);
+  EXPECT_EQ(got.skip_update, want.skip_update);
+  EXPECT_EQ(got.lr, want.lr);
+  EXPECT_EQ(got.position, want.position);
 }
 
 }  // namespace spillway::test
