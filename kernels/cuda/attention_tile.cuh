@@ -9,7 +9,7 @@
 
 namespace spillway::cuda {
 
-constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLog2E = 1.4426950408889634f;
 
 // Which head of which sequence a block works on, blocks of one head side by side.
 struct AttentionPlace {

@@ -29,7 +29,6 @@ class ProgressWords {
 
   Ticket completed(int lane) const;
   const Instr* running(int lane) const;  // behind the newest completed one; nullptr if idle
-  int depth() const { return depth_; }
   void leak() { leaked_ = true; }
 
  private:
