@@ -16,7 +16,9 @@ namespace spillway {
 // "lane l has reached ticket t" is an event.
 using Ticket = uint64_t;
 
-struct LaneTimes {  // one executed instruction, seconds since the device's start
+// One executed instruction, in seconds. Zero is the device's choice, the same for all that was
+// issued since synchronise_all returned last.
+struct LaneTimes {
   double begin = 0, end = 0;
   double waited = 0;  // of begin - lane's previous end: time spent waiting for other lanes
 };
