@@ -68,7 +68,10 @@ def readable(names):
 
 
 def check(kernels, allowed, source):
-    """Returns one line for each kernel that uses local memory or of which ptxas said nothing."""
+    """Returns one line for each kernel that uses local memory or of which ptxas said nothing, or one
+    where it said nothing at all."""
+    if not kernels:
+        return [f"{source}: ptxas reported no kernel; expected one at least, and -Xptxas=-v among the flags"]
     faults = []
     for kernel in kernels:
         name = kernel.name

@@ -28,6 +28,10 @@ class Failed(Exception):
     """A part's finding; its text goes into the report."""
 
 
+class OutOfTime(Exception):
+    """The parts before took all of it."""
+
+
 class Skipped(Exception):
     """Why a part cannot run here."""
 
@@ -201,13 +205,15 @@ def run_part(name, arguments, left):
         try:
             seconds = min(box, left)
             if seconds <= 1:
-                raise Skipped("no time was left")
+                raise OutOfTime("no time was left")
             check = Check(arguments, pathlib.Path(work), started + seconds)
             result["numbers"] = body(check)
         except Skipped as reason:
             result.update(status="skipped", detail=str(reason))
         except subprocess.TimeoutExpired:
             result.update(status="timed out", detail=f"not done after {seconds:.0f} s")
+        except OutOfTime as reason:
+            result.update(status="timed out", detail=str(reason))
         except Exception as error:  # whatever a part meets, the others run
             result.update(status="failed", detail=f"{type(error).__name__}: {error}"
                           if not isinstance(error, Failed) else str(error))

@@ -57,6 +57,12 @@ class CheckSpills(unittest.TestCase):
             self.assertIn("sm_80 registers 24 shared 256 stack 0 spilled 0+0", lines[0])
             self.assertIn("add_kernel<true>", lines[0])
 
+    def test_no_report_at_all_fails(self):
+        for text in ("", HEADER):
+            done = self.run_on(text)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("kernels/cuda/add.cu: ptxas reported no kernel", done.stderr)
+
     def test_arrays_in_memory(self):
         done = self.run_on(entry(stack=48))
         self.assertEqual(done.returncode, 1)
