@@ -74,7 +74,8 @@ Finding check_same_program(Communicator& communicator) {
 Finding check_overlap(Communicator& communicator) {
   const std::vector<Place> all = places(communicator);
   const Place& own = all[static_cast<size_t>(communicator.rank())];
-  Finding f{"binding", Health::ok, "no set of cores is bound to more ranks than it has cores", "", {}};
+  Finding f{
+      "binding", Health::ok, "no set of cores is bound to more ranks than it has cores", "", {}};
   std::string shared;
   int together = 0;
   for (int r = 0; r < communicator.size(); ++r) {
