@@ -36,6 +36,10 @@ template <class D>
 struct ValidationField {  // ↔ fraction or list of files
   D& data;
 };
+template <class T>
+struct SharesField {  // ↔ [[64, 0.3], [256, 0.8]], ascending
+  T& shares;
+};
 template <class P>
 struct PlaceField {  // ↔ {"qkv": "host"}
   P& pins;
@@ -112,7 +116,7 @@ void for_each_field(C& c, F&& f) {
   f("output", c.output);
 }
 
-// Numbers of a profile: their JSON is {"value": …, "source": …}.
+// A profile but for its further tiers: the JSON of each is {"value": …, "source": …}.
 template <class P, class F>
 void for_each_profile_field(P& p, F&& f) {
   f("kind", p.kind);
@@ -122,18 +126,31 @@ void for_each_profile_field(P& p, F&& f) {
   f("peak_f32", p.peak_f32);
   f("peak_bf16", p.peak_bf16);
   f("gemm_fraction", p.gemm_fraction);
+  f("gemm_f32_shares", SharesField<decltype((p.gemm_f32_shares))>{p.gemm_f32_shares});
+  f("gemm_bf16_shares", SharesField<decltype((p.gemm_bf16_shares))>{p.gemm_bf16_shares});
   f("attention_fraction", p.attention_fraction);
+  f("attention_backward_fraction", p.attention_backward_fraction);
   f("memory_bandwidth", RateField<decltype((p.memory_bandwidth))>{p.memory_bandwidth});
+  f("memory_fraction", p.memory_fraction);
   f("launch_seconds", p.launch_seconds);
   f("h2d_bandwidth", RateField<decltype((p.h2d_bandwidth))>{p.h2d_bandwidth});
   f("d2h_bandwidth", RateField<decltype((p.d2h_bandwidth))>{p.d2h_bandwidth});
+  f("h2d_alone_bandwidth", RateField<decltype((p.h2d_alone_bandwidth))>{p.h2d_alone_bandwidth});
+  f("d2h_alone_bandwidth", RateField<decltype((p.d2h_alone_bandwidth))>{p.d2h_alone_bandwidth});
+  f("both_ways_bandwidth", RateField<decltype((p.both_ways_bandwidth))>{p.both_ways_bandwidth});
   f("copy_seconds", p.copy_seconds);
+  f("exchange_seconds", p.exchange_seconds);
   f("devices_per_node", p.devices_per_node);
   f("numa_nodes", p.numa_nodes);
+  f("devices_per_uplink", p.devices_per_uplink);
+  f("uplink_bandwidth", RateField<decltype((p.uplink_bandwidth))>{p.uplink_bandwidth});
   f("host_bytes", SizeField<decltype((p.host_bytes))>{p.host_bytes, "auto", 0});
   f("host_bandwidth", RateField<decltype((p.host_bandwidth))>{p.host_bandwidth});
+  f("cpu_update_bandwidth", RateField<decltype((p.cpu_update_bandwidth))>{p.cpu_update_bandwidth});
   f("intra_node_bandwidth", RateField<decltype((p.intra_node_bandwidth))>{p.intra_node_bandwidth});
   f("network_bandwidth", RateField<decltype((p.network_bandwidth))>{p.network_bandwidth});
+  f("intra_node_path", p.intra_node_path);
+  f("network_path", p.network_path);
 }
 
 // Words of the enumerations, in the order of their values; the schema's `enum` is the same list.
@@ -157,6 +174,11 @@ inline const std::vector<std::string>& words_of<LrSchedule>() {
 template <>
 inline const std::vector<std::string>& words_of<Mode>() {
   static const std::vector<std::string> words = {"auto", "off"};
+  return words;
+}
+template <>
+inline const std::vector<std::string>& words_of<MessagePath>() {
+  static const std::vector<std::string> words = {"own", "link", "host"};
   return words;
 }
 template <>

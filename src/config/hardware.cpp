@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -110,6 +111,56 @@ std::string preset_path(const std::string& folder, const std::string& name, cons
   return path + "/" + name + ".json";
 }
 
+void set_link(HardwareProfile& profile, double rate) {
+  profile.h2d_bandwidth = profile.d2h_bandwidth = rate;
+  profile.h2d_alone_bandwidth = profile.d2h_alone_bandwidth = rate;
+  profile.both_ways_bandwidth = 2 * rate;
+  profile.uplink_bandwidth = rate * profile.devices_per_uplink;
+}
+
+double gemm_fraction(const HardwareProfile& profile, bool bf16, double smallest) {
+  const std::vector<SizeShare>& table = bf16 ? profile.gemm_bf16_shares : profile.gemm_f32_shares;
+  double share = 1;
+  if (!table.empty() && smallest > 0) {
+    const auto above = std::find_if(table.begin(), table.end(),
+                                    [&](const SizeShare& s) { return s.size >= smallest; });
+    if (above == table.end()) {
+      share = table.back().share;
+    } else if (above == table.begin()) {
+      share = above->share * smallest / above->size;
+    } else {
+      const SizeShare& below = *(above - 1);
+      const double part = std::log(smallest / below.size) / std::log(above->size / below.size);
+      share = below.share + part * (above->share - below.share);
+    }
+  } else if (!table.empty()) {
+    share = table.back().share;
+  }
+  return std::min(1.0, share * profile.gemm_fraction);
+}
+
+namespace {
+
+void check_ascending(const std::vector<SizeShare>& shares, const char* key,
+                     const std::string& path) {
+  for (size_t i = 1; i < shares.size(); ++i)
+    if (shares[i].size <= shares[i - 1].size)
+      bad_input("{}: {}.value[{}]: size {} follows size {}; expected ascending sizes", path, key, i,
+                shares[i].size, shares[i - 1].size);
+}
+
+FurtherTier further_tier(const Json& json) {
+  FurtherTier tier;
+  tier.name = json.at("name").get<std::string>();
+  tier.source = json.at("source").get<std::string>();
+  tier.bytes = parse_bytes(json.at("bytes").get<std::string>(), "bytes");
+  tier.read_bandwidth = parse_rate(json.at("read_bandwidth").get<std::string>(), "rate");
+  tier.write_bandwidth = parse_rate(json.at("write_bandwidth").get<std::string>(), "rate");
+  return tier;
+}
+
+}  // namespace
+
 HardwareProfile load_profile(const HardwareConfig& config) {
   std::string name = config.profile;
   if (name == "auto") {
@@ -130,10 +181,14 @@ HardwareProfile load_profile(const HardwareConfig& config) {
     const Json& entry = json.at(key);
     read_value(entry.is_object() ? entry.at("value") : entry, field);
   });
+  check_ascending(profile.gemm_f32_shares, "gemm_f32_shares", path);
+  check_ascending(profile.gemm_bf16_shares, "gemm_bf16_shares", path);
+  if (json.contains("tiers"))
+    for (const Json& tier : json.at("tiers")) profile.tiers.push_back(further_tier(tier));
   if (config.devices_per_node > 0) {
     profile.devices_per_node = static_cast<int>(config.devices_per_node);
   }
-  if (config.link > 0) profile.h2d_bandwidth = profile.d2h_bandwidth = config.link;
+  if (config.link > 0) set_link(profile, config.link);
   return profile;
 }
 

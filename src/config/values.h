@@ -51,6 +51,12 @@ void read_value(const Json& json, ValidationField<D> field) {
     field.data.validation_files.clear();
   }
 }
+template <class T>
+void read_value(const Json& json, SharesField<T> field) {
+  field.shares.clear();
+  for (const Json& pair : json)
+    field.shares.push_back({pair[0].get<double>(), pair[1].get<double>()});
+}
 template <class P>
 void read_value(const Json& json, PlaceField<P> field) {
   field.pins.clear();
@@ -89,6 +95,12 @@ template <class D>
 Json value_json(const ValidationField<D>& field) {
   if (!field.data.validation_files.empty()) return field.data.validation_files;
   return field.data.validation;
+}
+template <class T>
+Json value_json(const SharesField<T>& field) {
+  Json pairs = Json::array();
+  for (const auto& entry : field.shares) pairs.push_back(Json::array({entry.size, entry.share}));
+  return pairs;
 }
 template <class P>
 Json value_json(const PlaceField<P>& field) {

@@ -21,6 +21,8 @@ struct Cost {
   double bytes = 0;   // read + written
   bool gemm = false;  // bound by the matrix units (else by memory)
   bool attention = false;
+  bool backward = false;  // of attention: its backward pass, which has a rate of its own
+  double smallest = 0;    // of a gemm: the smallest of m, n and k; 0: large
 };
 
 // One test of an op: operand types, attributes; the op's test draws inputs from a printed seed.

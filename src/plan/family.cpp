@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "graph/builder.h"
-#include "plan/cost.h"
+#include "graph/op_seconds.h"
 #include "plan/search.h"
 
 namespace spillway {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 
-#include "plan/cost.h"
+#include "graph/op_seconds.h"
 #include "plan/plan.h"
 
 namespace spillway {

@@ -82,7 +82,7 @@ HardwareProfile profile_for(const BackendChoice& choice, const HardwareConfig& c
   profile.memory_bandwidth = n.memory_bandwidth;
   profile.devices_per_node = config.devices_per_node > 0 ? static_cast<int>(config.devices_per_node)
                                                          : communicator.ranks_on_node();
-  if (config.link > 0) profile.h2d_bandwidth = profile.d2h_bandwidth = config.link;
+  if (config.link > 0) set_link(profile, config.link);
   return profile;
 }
 

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BELOW = {
     "base": set(),
     "config": {"base"},
-    "graph": {"base"},
+    "graph": {"base", "config"},
     "model": {"base", "config", "graph"},
     "parallel": {"base", "config", "graph"},
     "program": {"base", "config", "graph", "parallel"},

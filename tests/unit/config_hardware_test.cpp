@@ -7,10 +7,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "config/hardware.h"
 #include "config/json_text.h"
+#include "config/resources.h"
 
 namespace spillway {
 namespace {
@@ -72,10 +74,18 @@ TEST(Profile, EveryShippedProfileIsAPlausibleMachine) {
     EXPECT_GE(p.host_bandwidth, p.h2d_bandwidth);
     EXPECT_LT(p.reserve_bytes, p.kind == "cpu" ? 1 : p.device_bytes / 10);
     EXPECT_GT(p.gemm_fraction, p.attention_fraction);
+    EXPECT_GT(p.attention_fraction, p.attention_backward_fraction);
+    EXPECT_GE(p.h2d_alone_bandwidth, p.h2d_bandwidth);
+    EXPECT_GE(p.d2h_alone_bandwidth, p.d2h_bandwidth);
+    EXPECT_LE(p.both_ways_bandwidth, p.h2d_alone_bandwidth + p.d2h_alone_bandwidth);
+    EXPECT_LT(p.cpu_update_bandwidth, p.host_bandwidth);
+    for (const bool bf16 : {false, true})
+      EXPECT_LT(gemm_fraction(p, bf16, 64), gemm_fraction(p, bf16, 4096));
+    for (const FurtherTier& tier : p.tiers) EXPECT_GT(tier.bytes, p.host_bytes) << tier.name;
     std::ifstream file(preset_path("hardware", name, "profile", "test"));
     const nlohmann::json profile = nlohmann::json::parse(file);
     for (const auto& [key, field] : profile.items()) {
-      if (key == "description" || key == "kind") continue;
+      if (key == "description" || key == "kind" || key == "tiers") continue;
       EXPECT_GE(field.at("source").get<std::string>().size(), 10u) << key;
     }
   }
@@ -89,6 +99,87 @@ TEST(Profile, LinkAndDevicesOverride) {
   EXPECT_EQ(profile.h2d_bandwidth, 2e9);
   EXPECT_EQ(profile.d2h_bandwidth, 2e9);
   EXPECT_EQ(profile.devices_per_node, 4);
+  // Whatever the other devices do: eight of them get the same as one.
+  for (const int ranks : {1, 8}) {
+    const auto resources = shared_resources(profile, ranks);
+    EXPECT_EQ(rate_alone(resources, Traffic::h2d), 2e9);
+    EXPECT_EQ(rate_alone(resources, Traffic::d2h), 2e9);
+  }
+}
+
+const SharedResource& resource(const std::vector<SharedResource>& all, const std::string& name) {
+  for (const SharedResource& r : all)
+    if (r.name == name) return r;
+  throw std::runtime_error(name);
+}
+
+// A DGX A100: two devices share 25 GB/s of a switch; alone, one gets 24.
+TEST(Resources, DevicesShareSwitchesAndHostMemory) {
+  const HardwareProfile p = load_profile(named("a100-80"));
+  const auto one = shared_resources(p, 1), two = shared_resources(p, 2),
+             all = shared_resources(p, 8);
+  EXPECT_EQ(rate_alone(one, Traffic::h2d), 24e9);
+  for (const auto& shared : {two, all})
+    for (const Traffic way : {Traffic::h2d, Traffic::d2h})
+      EXPECT_EQ(rate_alone(shared, way), 12.5e9);
+  EXPECT_EQ(rate_alone(all, Traffic::network), 25e9);
+  EXPECT_EQ(rate_alone(all, Traffic::intra_node), 300e9);
+  EXPECT_EQ(rate_alone(all, Traffic::cpu_update), p.cpu_update_bandwidth / 8);
+  const SharedResource& memory = resource(all, "host memory");
+  EXPECT_EQ(memory.bytes_per_second, p.host_bandwidth / 8);
+  EXPECT_EQ(memory.of(Traffic::h2d) + memory.of(Traffic::d2h), 2);
+  EXPECT_EQ(memory.of(Traffic::cpu_update), 1);
+  EXPECT_EQ(memory.of(Traffic::network), 0);
+  EXPECT_EQ(resource(all, "link, both ways").of(Traffic::network), 0);
+}
+
+TEST(Resources, MessagesMayPassTheLinkAndTheHost) {
+  HardwareProfile p = load_profile(named("a100-80"));
+  p.network_path = MessagePath::link;
+  auto all = shared_resources(p, 8);
+  EXPECT_EQ(resource(all, "link to the device").of(Traffic::network), 1);
+  EXPECT_EQ(resource(all, "link, both ways").of(Traffic::network), 2);
+  EXPECT_EQ(resource(all, "uplink to the switch's devices").of(Traffic::network), 0);
+  EXPECT_EQ(rate_alone(all, Traffic::network), p.both_ways_bandwidth / 2);
+  p.network_path = MessagePath::host;
+  all = shared_resources(p, 8);
+  EXPECT_EQ(resource(all, "uplink to the switch's devices").of(Traffic::network), 1);
+  EXPECT_EQ(resource(all, "host memory").of(Traffic::network), 2);
+  EXPECT_EQ(rate_alone(all, Traffic::network), 12.5e9);
+  // A CPU backend's copies and messages read and write the memory that all ranks share.
+  const auto cpu = shared_resources(load_profile({}), 2);
+  EXPECT_EQ(resource(cpu, "host memory").bytes_per_second, 13e9);
+  EXPECT_EQ(rate_alone(cpu, Traffic::h2d), 6.5e9);
+  EXPECT_EQ(rate_alone(cpu, Traffic::intra_node), 13e9 / 4);
+}
+
+TEST(Resources, ARateThatIsNotAboveZeroIsNamed) {
+  for (const double rate : {0.0, -1.0}) {
+    HardwareProfile p = load_profile(named("a100-80"));
+    p.uplink_bandwidth = rate;
+    try {
+      shared_resources(p, 8);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::bad_input);
+      EXPECT_NE(std::string(error.what()).find("uplink_bandwidth is"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(Profile, GemmsOfSmallExtentsSustainLess) {
+  HardwareProfile p;
+  p.gemm_fraction = 0.8;
+  EXPECT_EQ(gemm_fraction(p, true, 16), 0.8);  // no table: one fraction
+  p.gemm_bf16_shares = {{64, 0.25}, {256, 0.75}, {1024, 1.5}};
+  EXPECT_EQ(gemm_fraction(p, false, 16), 0.8);
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 64), 0.2);
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 32), 0.1);
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 128), 0.4);  // half-way in log(size)
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 256), 0.6);
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 4096), 1);  // never above the peak
+  EXPECT_DOUBLE_EQ(gemm_fraction(p, true, 0), 1);
 }
 
 std::string profile_error(const HardwareConfig& config) {
@@ -146,8 +237,33 @@ TEST(Profile, Errors) {
               std::string::npos)
         << name;
   }
-  EXPECT_EQ(spoiled, 18);
+  EXPECT_EQ(spoiled, 31);
   EXPECT_NE(error_with("gemm_fraction", sourced(1.5)).find("at most 1"), std::string::npos);
+  EXPECT_NE(error_with("uplink_bandwidth", sourced("0GB/s")).find("uplink_bandwidth.value"),
+            std::string::npos);
+  EXPECT_NE(error_with("gemm_f32_shares", sourced(Json{{64, 0.5}, {32, 1}}))
+                .find("gemm_f32_shares.value[1]: size 32 follows size 64"),
+            std::string::npos);
+  EXPECT_NE(error_with("network_path", sourced("hots")).find("did you mean \"host\""),
+            std::string::npos);
+  const Json tier = {{"name", "nvme"},
+                     {"bytes", "2TB"},
+                     {"read_bandwidth", "7GB/s"},
+                     {"write_bandwidth", "5GB/s"},
+                     {"source", "test"}};
+  EXPECT_EQ(error_with("tiers", Json::array({tier})), "");
+  ASSERT_EQ(load_profile(named("x")).tiers.size(), 1u);
+  EXPECT_EQ(load_profile(named("x")).tiers[0].write_bandwidth, 5e9);
+  for (const auto& [key, value] : tier.items()) {
+    Json bad = tier;
+    bad.erase(key);
+    EXPECT_NE(error_with("tiers", Json::array({bad})).find("tiers[0]." + key + " is missing"),
+              std::string::npos);
+  }
+  Json slow = tier;
+  slow["read_bandwidth"] = "0B/s";
+  EXPECT_NE(error_with("tiers", Json::array({slow})).find("tiers[0].read_bandwidth"),
+            std::string::npos);
   EXPECT_NE(error_with("peak_f33", sourced(1)).find("did you mean \"peak_f32\""),
             std::string::npos);
   ASSERT_EQ(unsetenv("SPILLWAY_HOME"), 0);

@@ -59,7 +59,8 @@ Cost grad_cost(const Attrs& attrs, const std::vector<TensorType>& in) {
   return {.flops = 5 * product_flops(attrs),
           .bytes = static_cast<double>(bytes_of(in) + bytes_of(in[0])),
           .gemm = true,
-          .attention = true};
+          .attention = true,
+          .backward = true};
 }
 
 // As if the cache were full: an upper bound.

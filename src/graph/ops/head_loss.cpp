@@ -31,22 +31,28 @@ double logits_bytes(const std::vector<TensorType>& in) {
   return 4.0 * 4.0 * static_cast<double>(in[0].dims[0]) * static_cast<double>(in[1].dims[0]);
 }
 
-Cost cost(const Attrs&, const std::vector<TensorType>& in) {
-  return {.flops = product_flops(in),
-          .bytes = static_cast<double>(bytes_of(in)) + logits_bytes(in),
-          .gemm = true};
+int64_t chunk_of(const Attrs& attrs, const std::vector<TensorType>& in) {
+  return std::min<int64_t>(attrs.chunk, in[0].dims[0]);
 }
 
-Cost grad_cost(const Attrs&, const std::vector<TensorType>& in) {
+double smallest_extent(const Attrs& attrs, const std::vector<TensorType>& in) {
+  return static_cast<double>(std::min({chunk_of(attrs, in), in[1].dims[0], in[1].dims[1]}));
+}
+
+Cost cost(const Attrs& attrs, const std::vector<TensorType>& in) {
+  return {.flops = product_flops(in),
+          .bytes = static_cast<double>(bytes_of(in)) + logits_bytes(in),
+          .gemm = true,
+          .smallest = smallest_extent(attrs, in)};
+}
+
+Cost grad_cost(const Attrs& attrs, const std::vector<TensorType>& in) {
   return {
       .flops = 3 * product_flops(in),
       .bytes = static_cast<double>(bytes_of(in) + bytes_of(in[0]) + 2 * 4 * in[1].dims.count()) +
                2 * logits_bytes(in),
-      .gemm = true};
-}
-
-int64_t chunk_of(const Attrs& attrs, const std::vector<TensorType>& in) {
-  return std::min<int64_t>(attrs.chunk, in[0].dims[0]);
+      .gemm = true,
+      .smallest = smallest_extent(attrs, in)};
 }
 
 // One f64 and three f32 values a row (nll; maximum, sum, target's logit), and a chunk of logits.

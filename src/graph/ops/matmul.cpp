@@ -29,7 +29,8 @@ std::vector<TensorType> infer(const Attrs& attrs, const std::vector<TensorType>&
 Cost gemm_cost(int64_t m, int64_t n, int64_t k, double bytes) {
   return {.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
           .bytes = bytes,
-          .gemm = true};
+          .gemm = true,
+          .smallest = static_cast<double>(std::min({m, n, k}))};
 }
 
 Cost cost(const Attrs& attrs, const std::vector<TensorType>& in) {

@@ -1,4 +1,4 @@
-// Internal to the planner: what one op takes on a profile's device, alone.
+// What one op takes on a device of a hardware profile while no other op computes.
 #pragma once
 
 #include <vector>
@@ -8,6 +8,8 @@
 
 namespace spillway {
 
+// launch_seconds + max(FLOPs / sustained FLOP/s, bytes / sustained bytes/s). `bf16`: products and
+// attention count against peak_bf16.
 double op_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& in,
                   const HardwareProfile& profile, bool bf16);
 
