@@ -77,8 +77,6 @@ def profile(report, template):
                      f"{entry['source']}"} if isinstance(entry, dict) else entry
               for name, entry in template.items()}
     peak = known["peak_bf16"] if d["precision"] == "bf16" else known["peak_f32"]
-    attention = [op for op in d["ops"] if op["op"] in ("attention", "attention_grad")]
-    seconds = sum(op["seconds"] for op in attention)
 
     def put(name, value, source):
         values[name] = {"value": value, "source": source}
@@ -94,10 +92,15 @@ def profile(report, template):
         put("reserve_bytes", f"{reserve}B", f"{where}: after everything had run")
     put("h2d_bandwidth", f"{int(link['h2d_gemm'])}B/s", f"{where}: both ways at once under a GEMM")
     put("d2h_bandwidth", f"{int(link['d2h_gemm'])}B/s", f"{where}: both ways at once under a GEMM")
+    put("h2d_alone_bandwidth", f"{int(link['h2d'])}B/s", f"{where}: one way")
+    put("d2h_alone_bandwidth", f"{int(link['d2h'])}B/s", f"{where}: one way")
+    put("both_ways_bandwidth", f"{int(link['h2d_both'] + link['d2h_both'])}B/s", f"{where}: both ways at once")
     put("gemm_fraction", round(min(link["gemm"] / peak, 1.0), 4), f"{where}: GEMM of size {link['gemm_size']}")
-    if seconds:
-        share = sum(op["flops"] for op in attention) / seconds / peak
-        put("attention_fraction", round(min(share, 1.0), 4), f"{where}: forward and backward of one step")
+    for op, name in (("attention", "attention_fraction"), ("attention_grad", "attention_backward_fraction")):
+        for measured in d["ops"]:
+            if measured["op"] == op and measured["seconds"] > 0:
+                share = measured["flops"] / measured["seconds"] / peak
+                put(name, round(min(share, 1.0), 4), f"{where}: one step")
     return values
 
 

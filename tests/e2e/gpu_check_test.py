@@ -131,6 +131,9 @@ class GpuCheck(unittest.TestCase):
         (home / "configs" / "hardware" / "measured.json").write_text((out / "hardware.json").read_text())
         profile = json.loads((out / "hardware.json").read_text())
         self.assertEqual(profile["h2d_bandwidth"]["value"], "20000000000B/s")
+        link = recorded["parts"]["device"]["numbers"]["link"]
+        self.assertEqual(profile["h2d_alone_bandwidth"]["value"], f"{int(link['h2d'])}B/s")
+        self.assertEqual(profile["both_ways_bandwidth"]["value"], f"{int(link['h2d_both'] + link['d2h_both'])}B/s")
         self.assertEqual(profile["gemm_fraction"]["value"], 0.7)
         self.assertIn("carried over", profile["network_bandwidth"]["source"])
         path = write_config(self.path, config(hardware={"profile": "measured"}))
