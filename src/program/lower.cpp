@@ -29,17 +29,22 @@ class Lowering {
       : schedules_(schedules), placement_(placement), rules_(rules) {}
 
   Lowered run(int64_t staging_bytes) {
+    sequencers_.reserve(schedules_.size());
     for (const Schedule* s : schedules_) {
       sequencers_.emplace_back(*s, placement_);
-      stages_.push_back(plan_stages(*s, sequencers_.back()));
+      stages_.push_back(plan_stages(*s, sequencers_.back(), rings_));
       size_rings(*s, placement_, stages_.back(), rings_);
+      fixed_.emplace_back(InstanceIndex(*s).size(), kNone);
     }
-    for (const auto& [name, ring] : rings_)
-      ring_buffer_[name] = add_buffer({.name = "ring " + name,
-                                       .place = ring.place,
-                                       .scope = Scope::step,
-                                       .bytes = ring.slot_bytes,
-                                       .versions = ring.slots});
+    ring_buffer_.resize(rings_.all.size());
+    for (const auto& [name, id] : rings_.by_name) {
+      const Ring& ring = rings_.all[id];
+      ring_buffer_[id] = add_buffer({.name = "ring " + name,
+                                     .place = ring.place,
+                                     .scope = Scope::step,
+                                     .bytes = ring.slot_bytes,
+                                     .versions = ring.slots});
+    }
     for (size_t s = 0; s < schedules_.size(); ++s) lower_schedule(s);
     if (staging_bytes > 0)
       result_.io["staging"] = add_buffer({.name = "checkpoint staging",
@@ -67,7 +72,15 @@ class Lowering {
     return shared_between_programs(t) ? t.name : owner() + "." + t.name;
   }
 
+  // By name, so that schedules share it; a schedule that has asked once need not ask again.
   BufferId tensor_buffer(TensorId id, Tier tier, int32_t micro = 0) {
+    BufferId& known =
+        fixed_[current_][InstanceIndex(schedule())({id, static_cast<int32_t>(tier), micro})];
+    if (known == kNone) known = find_tensor_buffer(id, tier, micro);
+    return known;
+  }
+
+  BufferId find_tensor_buffer(TensorId id, Tier tier, int32_t micro) {
     const Tensor& t = schedule().graph.tensors[id];
     std::string name = qualified(t) + of_micro(micro) + (tier == Tier::host ? " (host)" : "");
     auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
@@ -131,6 +144,7 @@ class Lowering {
     i.kind = InstrKind::copy;
     i.lane = lane;
     i.name = std::move(name);
+    i.access.reserve(2);
     i.access.push_back({from.buffer, from.version, from.offset, from.bytes(), false});
     i.access.push_back({to.buffer, to.version, to.offset, to.bytes(), true});
     i.in.push_back(std::move(from));
@@ -143,8 +157,8 @@ class Lowering {
     const int64_t size = size_of(t.dtype);
     for (const ElementRange& range : (fetch ? piece.fetch : piece.written).ranges()) {
       const Dims dims(range.count());
-      const ProgramOperand slot = whole(ring_buffer_.at(use.ring), piece.offset_of(range, size),
-                                        t.dtype, dims, slot_of(use));
+      const ProgramOperand slot =
+          whole(ring_buffer_[use.ring], piece.offset_of(range, size), t.dtype, dims, slot_of(use));
       const ProgramOperand home =
           whole(tensor_buffer(tensor, Tier::host, use.micro), range.begin * size, t.dtype, dims);
       if (fetch)
@@ -154,66 +168,83 @@ class Lowering {
     }
   }
 
-  Affine slot_of(const Use& use) const { return {use.index % rings_.at(use.ring).slots, 0}; }
+  Affine slot_of(const Use& use) const { return {use.index % rings_.all[use.ring].slots, 0}; }
 
   // ---- operands -----------------------------------------------------------------------------
 
-  ProgramOperand operand(const Instance& instance, const Operand& o, int32_t use_index,
-                         const StagePlan& plan) {
+  // Where an instance stands: in a buffer of its own, or in a slot of a ring as part of a use.
+  struct Stand {
+    BufferId buffer = -1;
+    Affine version;
+    const Piece* piece = nullptr;
+  };
+
+  Stand stand_of(const Instance& instance, int32_t use_index, const StagePlan& plan) {
+    switch (store_of(schedule(), sequencers_[current_], instance)) {
+      case Store::fixed:
+        return {tensor_buffer(instance.tensor, Tier::device, instance.micro)};
+      case Store::input:
+        return {input_buffer(schedule().graph.tensors[instance.tensor]),
+                micro_batch(instance.micro)};
+      case Store::transient:
+        return {transient_buffer(instance)};
+      case Store::ring: {
+        const Use& use = plan.uses[use_index];
+        return {ring_buffer_[use.ring], slot_of(use), &use.piece(instance.tensor)};
+      }
+    }
+    return {};
+  }
+
+  BufferId input_buffer(const Tensor& t) {
+    const std::string name = owner() + "." + t.name;
+    auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
+    if (fresh)
+      it->second = add_buffer({.name = name,
+                               .place = "batch",
+                               .scope = Scope::step,
+                               .bytes = t.bytes(),
+                               .versions = kInputSlots * schedule().choice.group});
+    return it->second;
+  }
+
+  BufferId transient_buffer(const Instance& instance) {
+    BufferId& known = transient_[InstanceIndex(schedule())(instance)];
+    if (known != kNone) return known;
+    const Tensor& t = schedule().graph.tensors[instance.tensor];
+    return known = add_buffer(
+               {.name = schedule().name + "." + t.name + of_micro(instance.micro) +
+                        (instance.which == 1 ? " (recomputed)" : ""),
+                .place = t.place == "gradient_activations" ? t.place : std::string("transients"),
+                .scope = Scope::iteration,
+                .bytes = t.bytes(),
+                .pinned_region = false});
+  }
+
+  ProgramOperand operand(const Instance& instance, const Operand& o, const Stand& stand) const {
     const Tensor& t = schedule().graph.tensors[instance.tensor];
     ProgramOperand p;
+    p.buffer = stand.buffer;
+    p.version = stand.version;
     p.dtype = t.dtype;
     p.dims = o.count < 0 ? t.dims : Dims(o.count);
     p.accumulate = o.accumulate;
-    switch (store_of(schedule(), sequencers_[current_], instance)) {
-      case Store::fixed:
-        p.buffer = tensor_buffer(instance.tensor, Tier::device, instance.micro);
-        break;
-      case Store::input: {
-        const std::string name = owner() + "." + t.name;
-        auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
-        if (fresh)
-          it->second = add_buffer({.name = name,
-                                   .place = "batch",
-                                   .scope = Scope::step,
-                                   .bytes = t.bytes(),
-                                   .versions = kInputSlots * schedule().choice.group});
-        p.buffer = it->second;
-        p.version = micro_batch(instance.micro);
-        break;
-      }
-      case Store::transient: {
-        auto [it, fresh] = transient_.try_emplace(instance, -1);
-        if (fresh)
-          it->second = add_buffer(
-              {.name = schedule().name + "." + t.name + of_micro(instance.micro) +
-                       (instance.which == 1 ? " (recomputed)" : ""),
-               .place = t.place == "gradient_activations" ? t.place : std::string("transients"),
-               .scope = Scope::iteration,
-               .bytes = t.bytes(),
-               .pinned_region = false});
-        p.buffer = it->second;
-        break;
-      }
-      case Store::ring: {
-        const Use& use = plan.uses[use_index];
-        const Piece& piece = use.pieces.at(instance.tensor);
-        p.buffer = ring_buffer_.at(use.ring);
-        p.version = slot_of(use);
-        p.offset = p.dims.count() == 0
-                       ? 0
-                       : piece.offset_of({o.begin, o.begin + p.dims.count()}, size_of(t.dtype));
-        return p;
-      }
-    }
-    p.offset = o.begin * size_of(t.dtype);
+    if (stand.piece == nullptr)
+      p.offset = o.begin * size_of(t.dtype);
+    else if (p.dims.count() > 0)
+      p.offset = stand.piece->offset_of({o.begin, o.begin + p.dims.count()}, size_of(t.dtype));
     return p;
+  }
+
+  // A whole tensor that is not in a ring.
+  ProgramOperand whole_tensor(const Instance& instance, const StagePlan& plan) {
+    return operand(instance, {instance.tensor}, stand_of(instance, kNone, plan));
   }
 
   void emit_item(const StagePlan& plan, size_t index) {
     const Item& item = plan.items[index];
-    const Node& node = item.node;
-    Instr i;
+    const Node& node = *item.node;
+    Instr& i = program_->instrs.emplace_back();
     i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange
              : node.kind == NodeKind::copy   ? InstrKind::copy
                                              : InstrKind::op;
@@ -224,10 +255,21 @@ class Lowering {
     i.name = node.name;
     i.accumulate = item.accumulate;
     i.micro = micro_batch(item.micro);
-    for (size_t k = 0; k < item.in.size(); ++k)
-      i.in.push_back(operand(item.in[k], node.in[k], plan.in_use[index][k], plan));
-    for (size_t k = 0; k < item.out.size(); ++k)
-      i.out.push_back(operand(item.out[k], node.out[k], plan.out_use[index][k], plan));
+    const int32_t* use = plan.use_of.data() + item.first;
+    Instance before;  // the pieces of an exchange are of few tensors
+    Stand stand;
+    const auto add_operand = [&](const Instance& instance, const Operand& o,
+                                 std::vector<ProgramOperand>& to) {
+      if (instance != before) stand = stand_of(instance, *use, plan);
+      before = instance;
+      ++use;
+      to.push_back(operand(instance, o, stand));
+    };
+    i.in.reserve(node.in.size());
+    i.out.reserve(node.out.size());
+    i.access.reserve(node.in.size() + node.out.size() + 1);
+    for (size_t k = 0; k < node.in.size(); ++k) add_operand(plan.in(item)[k], node.in[k], i.in);
+    for (size_t k = 0; k < node.out.size(); ++k) add_operand(plan.out(item)[k], node.out[k], i.out);
     for (const ProgramOperand& o : i.in)
       if (o.bytes() > 0) i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), false});
     for (const ProgramOperand& o : i.out) {
@@ -238,14 +280,15 @@ class Lowering {
     }
     if (i.kind == InstrKind::exchange) {
       i.sequence = sequence_++;
+      i.transfers.reserve(node.transfers.size());
       for (const Transfer& t : node.transfers) i.transfers.push_back({t.peer, t.send, t.operand});
     } else if (i.kind == InstrKind::op) {
       i.attrs = static_cast<int32_t>(program_->attrs.size());
       program_->attrs.push_back(node.attrs);
       if (op_def(node.op).workspace != nullptr) {
-        std::vector<TensorType> types;
-        for (const ProgramOperand& o : i.in) types.push_back({o.dtype, o.dims});
-        const int64_t bytes = op_def(node.op).workspace(node.attrs, types, rules_);
+        types_.clear();
+        for (const ProgramOperand& o : i.in) types_.push_back({o.dtype, o.dims});
+        const int64_t bytes = op_def(node.op).workspace(node.attrs, types_, rules_);
         if (bytes > 0) {
           i.workspace = whole(add_buffer({.name = node.name + " workspace",
                                           .place = "workspace",
@@ -257,7 +300,6 @@ class Lowering {
         }
       }
     }
-    program_->instrs.push_back(std::move(i));
   }
 
   // ---- stages -------------------------------------------------------------------------------
@@ -269,12 +311,13 @@ class Lowering {
     const int32_t items = static_cast<int32_t>(plan.items.size());
     const int32_t per_layer = 1 + items / (2 * (schedule().graph.layers + 2));
     std::vector<std::vector<int32_t>> before(items);
-    std::map<std::string, std::vector<int32_t>> of_ring;
-    // Item after which the home holds this stage's value, by tensor and micro-batch.
-    std::map<std::pair<TensorId, int32_t>, int32_t> written_back;
+    std::vector<std::vector<int32_t>> of_ring(rings_.all.size());
+    // Item after which the home holds this stage's value.
+    const InstanceIndex index(schedule());
+    std::vector<int32_t> written_back(index.size(), kNone);
     for (size_t u = 0; u < plan.uses.size(); ++u) {
       const Use& use = plan.uses[u];
-      const Ring& ring = rings_.at(use.ring);
+      const Ring& ring = rings_.all[use.ring];
       std::vector<int32_t>& uses = of_ring[use.ring];
       int32_t at = std::max(0, use.first - per_layer * ring.slots);
       if (use.index >= ring.slots)
@@ -282,13 +325,13 @@ class Lowering {
       bool fetch = false;
       for (const auto& [tensor, piece] : use.pieces) {
         fetch = fetch || (ring.has_home && !piece.fetch.empty());
-        if (auto it = written_back.find({tensor, use.micro}); it != written_back.end())
-          at = std::max(at, it->second + 1);
-        if (!piece.written.empty()) written_back[{tensor, use.micro}] = piece.last_write;
+        int32_t& written = written_back[index({tensor, 0, use.micro})];
+        at = std::max(at, written + 1);
+        if (!piece.written.empty()) written = piece.last_write;
       }
       uses.push_back(static_cast<int32_t>(u));
       if (!fetch) continue;
-      if (at > use.first) internal_error("ring '{}' has no slot free in time", use.ring);
+      if (at > use.first) internal_error("ring '{}' has no slot free in time", ring.name);
       before[at].push_back(static_cast<int32_t>(u));
     }
     return before;
@@ -296,11 +339,11 @@ class Lowering {
 
   void lower_stage(const Stage& stage, const StagePlan& plan, bool first, bool last) {
     micro_base_ = stage.micro_base;
-    transient_.clear();
+    transient_.assign(InstanceIndex(schedule()).size(), kNone);
     const auto before = fetch_positions(plan);
-    std::map<int32_t, std::vector<std::pair<int32_t, TensorId>>> after;  // item → writebacks
+    std::vector<std::vector<std::pair<int32_t, TensorId>>> after(plan.items.size());  // writebacks
     for (size_t u = 0; u < plan.uses.size(); ++u)
-      if (rings_.at(plan.uses[u].ring).has_home)
+      if (rings_.all[plan.uses[u].ring].has_home)
         for (const auto& [tensor, piece] : plan.uses[u].pieces)
           if (!piece.written.empty())
             after[piece.last_write].push_back({static_cast<int32_t>(u), tensor});
@@ -311,9 +354,8 @@ class Lowering {
         for (const auto& [tensor, piece] : plan.uses[u].pieces)
           emit_use_copies(plan.uses[u], tensor, piece, true);
       emit_item(plan, p);
-      if (auto it = after.find(static_cast<int32_t>(p)); it != after.end())
-        for (const auto& [u, tensor] : it->second)
-          emit_use_copies(plan.uses[u], tensor, plan.uses[u].pieces.at(tensor), false);
+      for (const auto& [u, tensor] : after[p])
+        emit_use_copies(plan.uses[u], tensor, plan.uses[u].piece(tensor), false);
     }
     if (last) emit_outputs(plan);
   }
@@ -321,50 +363,48 @@ class Lowering {
   void emit_inputs(const StagePlan& plan, bool first) {
     const Graph& g = schedule().graph;
     std::set<Instance> inputs;
-    bool scalars = false;
-    for (const Item& item : plan.items)
-      for (const Instance& i : item.in) {
-        if (g.tensors[i.tensor].role == Role::input) inputs.insert({i.tensor, 0, i.micro});
-      }
-    for (const Tensor& t : g.tensors) scalars = scalars || t.name == "scalars";
+    for (const Instance& i : plan.operands)
+      if (g.tensors[i.tensor].role == Role::input) inputs.insert({i.tensor, 0, i.micro});
     for (const Instance& input : inputs) {
       const Tensor& t = g.tensors[input.tensor];
-      const ProgramOperand device = operand(input, {input.tensor}, kNone, plan);
+      const ProgramOperand device = whole_tensor(input, plan);
       const BufferId host =
           host_io(schedule().name + "." + t.name, t.bytes(), schedule().spec.micro_batches);
       emit_copy(Lane::h2d, "h2d " + t.name,
                 whole(host, 0, t.dtype, t.dims, micro_batch(input.micro)), device);
     }
-    if (first && scalars) {
-      const TensorId id = g.find("scalars");
+    if (!first) return;
+    if (const TensorId id = g.find("scalars"); id != kNone) {
       const Tensor& t = g.tensors[id];
       emit_copy(Lane::h2d, "h2d scalars",
                 whole(host_io(schedule().name + ".scalars", t.bytes(), 1), 0, t.dtype, t.dims),
-                operand({id, 0}, {id}, kNone, plan));
+                whole_tensor({id, 0}, plan));
     }
   }
 
   // Scalars after the update; of a program of one stage, what nothing in it reads and no other has.
   void emit_outputs(const StagePlan& plan) {
     const Graph& g = schedule().graph;
-    std::set<TensorId> read, written;
+    std::vector<bool> read(g.tensors.size(), false), written(g.tensors.size(), false);
     for (const StagePlan& stage : stages_[current_])
       for (const Item& item : stage.items) {
-        for (const Instance& i : item.in) read.insert(i.tensor);
-        for (const Instance& i : item.out) written.insert(i.tensor);
+        for (const Instance& i : stage.in(item)) read[i.tensor] = true;
+        for (const Instance& i : stage.out(item)) written[i.tensor] = true;
       }
-    for (const TensorId id : written) {
+    for (size_t k = 0; k < g.tensors.size(); ++k) {
+      if (!written[k]) continue;
+      const auto id = static_cast<TensorId>(k);
       const Tensor& t = g.tensors[id];
+      const bool updated_scalars = t.name == "scalars";
+      const bool result = (t.role == Role::scalar || t.role == Role::activation) && !read[k] &&
+                          schedule().stages.size() == 1 &&
+                          (t.role == Role::scalar || t.name == "logits");
+      if (!updated_scalars && !result) continue;
       const bool borrowed =
           !schedule().borrows.empty() && schedules_[0]->graph.find(t.name) != kNone;
       if (borrowed) continue;
-      const bool updated_scalars = t.name == "scalars";
-      const bool result = (t.role == Role::scalar || t.role == Role::activation) &&
-                          !read.contains(id) && schedule().stages.size() == 1 &&
-                          (t.role == Role::scalar || t.name == "logits");
-      if (!updated_scalars && !result) continue;
       const std::string name = schedule().name + "." + t.name + (updated_scalars ? ".out" : "");
-      emit_copy(Lane::d2h, "d2h " + t.name, operand({id, 0}, {id}, kNone, plan),
+      emit_copy(Lane::d2h, "d2h " + t.name, whole_tensor({id, 0}, plan),
                 whole(host_io(name, t.bytes(), 1), 0, t.dtype, t.dims));
     }
   }
@@ -395,13 +435,17 @@ class Lowering {
   Lowered result_;
   std::vector<Sequencer> sequencers_;
   std::vector<std::vector<StagePlan>> stages_;
-  std::map<std::string, Ring> rings_;
-  std::map<std::string, BufferId> ring_buffer_, tensor_buffer_;
+  Rings rings_;
+  std::vector<BufferId> ring_buffer_;  // by ring
+  std::map<std::string, BufferId> tensor_buffer_;
+  // Buffers found by tensor, tier and micro-batch, by schedule; kNone: not asked for yet.
+  std::vector<std::vector<BufferId>> fixed_;
   // Of the schedule and stage being lowered:
   size_t current_ = 0;
   Program* program_ = nullptr;
   int32_t sequence_ = 0, micro_base_ = 0;
-  std::map<Instance, BufferId> transient_;
+  std::vector<BufferId> transient_;  // by InstanceIndex; kNone: none yet
+  std::vector<TensorType> types_;    // of one op's inputs
 };
 
 }  // namespace

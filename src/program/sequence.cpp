@@ -1,17 +1,38 @@
 #include "program/sequence.h"
 
 #include <functional>
-#include <map>
+#include <string_view>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "graph/builder.h"
 
 namespace spillway {
 
+namespace {
+
+// By tensor. A tensor that the placement does not name stays on the device.
+std::vector<Where> where_of(const Graph& g, const Placement& placement) {
+  std::unordered_map<std::string_view, std::vector<Where>> by_layer;
+  for (const auto& [key, where] : placement.where) {
+    std::vector<Where>& layers = by_layer[key.first];
+    layers.resize(static_cast<size_t>(g.layers) + 2, Where::device);
+    if (key.second >= 0 && key.second < g.layers + 2)
+      layers[static_cast<size_t>(key.second)] = where;
+  }
+  std::vector<Where> result(g.tensors.size(), Where::device);
+  for (size_t t = 0; t < g.tensors.size(); ++t)
+    if (const auto it = by_layer.find(g.tensors[t].place); it != by_layer.end())
+      result[t] = it->second[static_cast<size_t>(g.tensors[t].layer)];
+  return result;
+}
+
+}  // namespace
+
 Sequencer::Sequencer(const Schedule& schedule, const Placement& placement)
     : schedule_(schedule),
-      placement_(placement),
       producer_(schedule.graph.tensors.size(), kNone),
+      where_(where_of(schedule.graph, placement)),
       saved_(schedule.graph.tensors.size(), false) {
   const Graph& g = schedule.graph;
   for (size_t n = 0; n < g.nodes.size(); ++n) {
@@ -26,12 +47,6 @@ Sequencer::Sequencer(const Schedule& schedule, const Placement& placement)
           saved_[o.tensor] = true;
     }
   }
-}
-
-Where Sequencer::where(TensorId t) const {
-  const Tensor& tensor = schedule_.graph.tensors[t];
-  auto it = placement_.where.find({tensor.place, tensor.layer});
-  return it == placement_.where.end() ? Where::device : it->second;
 }
 
 int32_t Sequencer::micro_of(TensorId t, int32_t micro) const {
@@ -64,9 +79,11 @@ Phase phase_of(Pass pass) {
 
 }  // namespace
 
-std::vector<Item> Sequencer::build(const Stage& stage) const {
+Sequence Sequencer::build(const Stage& stage) const {
   const Graph& g = schedule_.graph;
-  std::vector<Item> items;
+  Sequence sequence;
+  std::vector<Item>& items = sequence.items;
+  items.reserve(stage.visits.size());
   // Tensors that stand ready for the backward pass in their forward instance, or once recomputed
   // (by micro-batch).
   std::vector<bool> available(g.tensors.size(), false);
@@ -79,6 +96,10 @@ std::vector<Item> Sequencer::build(const Stage& stage) const {
   const auto instance = [&](TensorId t, int32_t micro) {
     return Instance{t, recomputed_of[micro][t] ? 1 : 0, micro_of(t, micro)};
   };
+  const auto add_item = [&](const Node& node, Phase phase, int32_t micro, bool accumulate) {
+    items.push_back(
+        {&node, static_cast<int32_t>(sequence.operands.size()), phase, micro, accumulate});
+  };
 
   std::function<void(TensorId, int32_t)> materialise = [&](TensorId t, int32_t micro) {
     std::vector<bool>& recomputed = recomputed_of[micro];
@@ -86,65 +107,59 @@ std::vector<Item> Sequencer::build(const Stage& stage) const {
     if (g.tensors[t].anchor)
       bad_input("place: '{}' is a block's input and cannot be recomputed; choose device or host",
                 g.tensors[t].place);
-    Node node = recompute_node(g.nodes[producer_[t]],
-                               [&](TensorId id) { return available[id] || recomputed[id]; });
+    sequence.recomputed.push_back(std::make_unique<Node>(recompute_node(
+        g.nodes[producer_[t]], [&](TensorId id) { return available[id] || recomputed[id]; })));
+    Node& node = *sequence.recomputed.back();
+    node.name += ".recompute";
     for (const Operand& o : node.in) materialise(o.tensor, micro);
-    Item item;
-    item.phase = Phase::backward;
-    item.micro = micro;
-    for (const Operand& o : node.in) item.in.push_back(instance(o.tensor, micro));
+    add_item(node, Phase::backward, micro, false);
+    for (const Operand& o : node.in) sequence.operands.push_back(instance(o.tensor, micro));
     for (const Operand& o : node.out) {
-      item.out.push_back({o.tensor, 1, micro_of(o.tensor, micro)});
+      sequence.operands.push_back({o.tensor, 1, micro_of(o.tensor, micro)});
       if (!available[o.tensor]) recomputed[o.tensor] = true;
     }
-    node.name += ".recompute";
-    item.node = std::move(node);
-    items.push_back(std::move(item));
   };
 
   for (const Visit& visit : stage.visits) {
     const Node& node = g.nodes[visit.node];
-    Item item;
-    item.phase = phase_of(node.pass);
-    item.micro = visit.micro;
-    item.accumulate = visit.accumulate;
     if (node.pass == Pass::backward)
       for (const Operand& o : node.in) materialise(o.tensor, visit.micro);
-    const bool backward = item.phase == Phase::backward;
+    const Phase phase = phase_of(node.pass);
+    add_item(node, phase, visit.micro, visit.accumulate);
     for (const Operand& o : node.in)
-      item.in.push_back(backward ? instance(o.tensor, visit.micro)
-                                 : Instance{o.tensor, 0, micro_of(o.tensor, visit.micro)});
+      sequence.operands.push_back(phase == Phase::backward
+                                      ? instance(o.tensor, visit.micro)
+                                      : Instance{o.tensor, 0, micro_of(o.tensor, visit.micro)});
     for (const Operand& o : node.out)
-      item.out.push_back({o.tensor, 0, micro_of(o.tensor, visit.micro)});
-    item.node = node;
-    items.push_back(std::move(item));
+      sequence.operands.push_back({o.tensor, 0, micro_of(o.tensor, visit.micro)});
   }
+  resolve_aliases(sequence);
+  return sequence;
+}
 
-  // Aliases: an input that dies in an output shares its storage, from its birth on.
-  std::map<Instance, Instance> parent;
-  const auto root = [&](Instance i) {
-    for (auto it = parent.find(i); it != parent.end(); it = parent.find(i)) i = it->second;
-    return i;
-  };
-  std::map<Instance, size_t> last_read;
+// An input that dies in an output shares its storage, from its birth on.
+void Sequencer::resolve_aliases(Sequence& sequence) const {
+  const Graph& g = schedule_.graph;
+  const InstanceIndex index(schedule_);
+  const std::vector<Item>& items = sequence.items;
+  std::vector<int32_t> last_read(index.size(), kNone);
   for (size_t p = 0; p < items.size(); ++p)
-    for (const Instance& i : items[p].in) last_read[i] = p;
+    for (const Instance& i : sequence.in(items[p])) last_read[index(i)] = static_cast<int32_t>(p);
+  std::vector<int32_t> parent(index.size(), kNone);  // an operand
   for (size_t p = 0; p < items.size(); ++p) {
-    for (const auto& [out, in] : items[p].node.alias) {
-      const Instance from = items[p].in[in], to = items[p].out[out];
+    for (const auto& [out, in] : items[p].node->alias) {
+      const Instance from = sequence.in(items[p])[in], to = sequence.out(items[p])[out];
       if (from == to) continue;
-      if (last_read[from] > p || g.tensors[from.tensor].bytes() != g.tensors[to.tensor].bytes() ||
+      if (last_read[index(from)] > static_cast<int32_t>(p) ||
+          g.tensors[from.tensor].bytes() != g.tensors[to.tensor].bytes() ||
           g.tensors[from.tensor].role != Role::activation)
         internal_error("'{}' is overwritten in place by '{}' but still needed",
-                       g.tensors[from.tensor].name, items[p].node.name);
-      parent[from] = to;
+                       g.tensors[from.tensor].name, items[p].node->name);
+      parent[index(from)] = items[p].first + static_cast<int32_t>(items[p].node->in.size()) + out;
     }
   }
-  for (Item& item : items) {
-    for (Instance& i : item.in) i = root(i);
-    for (Instance& i : item.out) i = root(i);
-  }
-  return items;
+  for (Instance& i : sequence.operands)
+    while (parent[index(i)] != kNone) i = sequence.operands[parent[index(i)]];
 }
 
 }  // namespace spillway

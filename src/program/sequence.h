@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "parallel/schedule.h"
@@ -21,30 +23,62 @@ struct Instance {
   friend auto operator<=>(const Instance&, const Instance&) = default;
 };
 
+// Every instance of a schedule by a number from 0 on, below `size()`.
+class InstanceIndex {
+ public:
+  explicit InstanceIndex(const Schedule& schedule)
+      : group_(static_cast<size_t>(schedule.choice.group)),
+        size_(schedule.graph.tensors.size() * 2 * group_) {}
+  size_t size() const { return size_; }
+  size_t operator()(const Instance& i) const {
+    return (static_cast<size_t>(i.tensor) * 2 + static_cast<size_t>(i.which)) * group_ +
+           static_cast<size_t>(i.micro);
+  }
+
+ private:
+  size_t group_, size_;
+};
+
 struct Item {
-  Node node;
-  std::vector<Instance> in, out;  // storage of each operand, aliases resolved
+  const Node* node = nullptr;  // of the graph, or of Sequence::recomputed
+  int32_t first = 0;           // of its operands in Sequence::operands: inputs, then outputs
   Phase phase = Phase::forward;
   int32_t micro = 0;        // of the group
   bool accumulate = false;  // of this instruction, decided by the stage
+};
+
+struct Sequence {
+  std::vector<Item> items;
+  std::vector<Instance> operands;  // storage of each operand of each item, aliases resolved
+  // Forward nodes as the backward pass runs them.
+  std::vector<std::unique_ptr<Node>> recomputed;
+
+  std::span<const Instance> in(const Item& item) const {
+    return {operands.data() + item.first, item.node->in.size()};
+  }
+  std::span<const Instance> out(const Item& item) const {
+    return {operands.data() + item.first + item.node->in.size(), item.node->out.size()};
+  }
 };
 
 class Sequencer {
  public:
   Sequencer(const Schedule& schedule, const Placement& placement);
 
-  std::vector<Item> build(const Stage& stage) const;
+  Sequence build(const Stage& stage) const;
 
   // Written by the forward pass and read by the backward pass.
   bool saved(TensorId t) const { return saved_[t]; }
-  Where where(TensorId t) const;
+  Where where(TensorId t) const { return where_[t]; }
   // The micro-batch that a tensor's contents belong to, as Instance::micro counts.
   int32_t micro_of(TensorId t, int32_t micro) const;
 
  private:
+  void resolve_aliases(Sequence& sequence) const;
+
   const Schedule& schedule_;
-  const Placement& placement_;
   std::vector<NodeId> producer_;  // forward node of each tensor, or kNone
+  std::vector<Where> where_;
   std::vector<bool> saved_;
 };
 

@@ -1,7 +1,7 @@
 #include "program/uses.h"
 
 #include <algorithm>
-#include <tuple>
+#include <array>
 
 namespace spillway {
 
@@ -36,6 +36,18 @@ Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Insta
   return Store::transient;
 }
 
+Piece* Use::find(TensorId tensor) {
+  const auto it = std::lower_bound(pieces.begin(), pieces.end(), tensor,
+                                   [](const auto& p, TensorId t) { return p.first < t; });
+  return it != pieces.end() && it->first == tensor ? &it->second : nullptr;
+}
+
+int32_t Rings::id_of(const std::string& name) {
+  const auto [it, fresh] = by_name.try_emplace(name, static_cast<int32_t>(all.size()));
+  if (fresh) all.push_back({.name = name});
+  return it->second;
+}
+
 namespace {
 
 // Vocabulary tables pass through rings of their own, so that they do not set the slot size of the
@@ -50,23 +62,33 @@ std::string ring_name(const Graph& g, const Tensor& t, Phase phase) {
   return t.place + (t.layer == 0 ? "/embedding" : "/head");
 }
 
-using UseKey = std::tuple<std::string, int32_t, int32_t, int32_t, int32_t>;
+// Names of rings are made once a tensor.
+class RingOfTensor {
+ public:
+  RingOfTensor(const Graph& g, Rings& rings) : g_(g), rings_(rings) {
+    for (auto& ids : ids_) ids.assign(g.tensors.size(), kNone);
+  }
+  int32_t operator()(TensorId t, Phase phase) {
+    int32_t& id = ids_[phase == Phase::update][t];
+    if (id == kNone) id = rings_.id_of(ring_name(g_, g_.tensors[t], phase));
+    return id;
+  }
 
-UseKey key_of(const Graph& g, const Instance& instance, const Item& item) {
-  const Tensor& t = g.tensors[instance.tensor];
-  const std::string ring = ring_name(g, t, item.phase);
-  const int32_t phase = static_cast<int32_t>(item.phase), micro = instance.micro;
-  if (t.role == Role::staging) return {ring, item.node.unit, phase, 0, micro};
+ private:
+  const Graph& g_;
+  Rings& rings_;
+  std::vector<int32_t> ids_[2];  // in updates, and else
+};
+
+using UseKey = std::array<int32_t, 5>;
+
+UseKey key_of(const Tensor& t, int32_t ring, const Item& item, int32_t micro) {
+  const int32_t phase = static_cast<int32_t>(item.phase);
+  if (t.role == Role::staging) return {ring, item.node->unit, phase, 0, micro};
   if (t.role == Role::activation || t.role == Role::partial_grad)
     return {ring, t.layer, phase, 0, micro};
-  if (item.phase == Phase::update) return {ring, item.node.unit, phase, 0, micro};
-  return {ring, t.layer, phase, item.node.layer, micro};
-}
-
-std::string layer_label(const Graph& g, int32_t layer) {
-  if (layer == 0) return "embed";
-  if (layer > g.layers) return "head";
-  return std::to_string(layer - 1);
+  if (item.phase == Phase::update) return {ring, item.node->unit, phase, 0, micro};
+  return {ring, t.layer, phase, item.node->layer, micro};
 }
 
 ElementRange range_of(const Tensor& t, const Operand& o) {
@@ -74,51 +96,65 @@ ElementRange range_of(const Tensor& t, const Operand& o) {
   return {o.begin, o.begin + count};
 }
 
-StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const Stage& stage) {
+Piece& piece_of(Use& use, TensorId tensor) {
+  if (Piece* piece = use.find(tensor)) return *piece;
+  auto at = use.pieces.begin();
+  while (at != use.pieces.end() && at->first < tensor) ++at;
+  return use.pieces.insert(at, {tensor, {}})->second;
+}
+
+StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const Stage& stage,
+                    RingOfTensor& ring_of) {
   const Graph& g = schedule.graph;
-  StagePlan plan;
-  plan.items = sequencer.build(stage);
+  StagePlan plan{sequencer.build(stage), {}, {}};
+  plan.use_of.reserve(plan.operands.size());
   std::map<UseKey, int32_t> index;
   for (int32_t p = 0; p < static_cast<int32_t>(plan.items.size()); ++p) {
     const Item& item = plan.items[p];
-    const auto visit = [&](const Instance& instance, const Operand& operand, bool read,
-                           bool write) -> int32_t {
+    Instance before;  // the last operand's; the pieces of an exchange are of few tensors
+    const auto use_of = [&](const Instance& instance) {
+      if (instance == before) return plan.use_of.back();
+      before = instance;
       if (store_of(schedule, sequencer, instance) != Store::ring) return kNone;
       const Tensor& t = g.tensors[instance.tensor];
-      const UseKey key = key_of(g, instance, item);
-      auto [it, fresh] = index.try_emplace(key, static_cast<int32_t>(plan.uses.size()));
+      const int32_t ring = ring_of(instance.tensor, item.phase);
+      const auto [it, fresh] = index.try_emplace(key_of(t, ring, item, instance.micro),
+                                                 static_cast<int32_t>(plan.uses.size()));
       if (fresh) {
-        Use use;
-        use.ring = std::get<0>(key);
-        use.label = t.place + "@" + layer_label(g, t.layer);
+        Use& use = plan.uses.emplace_back();
+        use.ring = ring;
         use.micro = instance.micro;
         use.first = p;
-        plan.uses.push_back(std::move(use));
       }
-      Use& use = plan.uses[it->second];
-      use.last = p;
-      Piece& piece = use.pieces[instance.tensor];
-      RangeSet touched;
-      touched.add(range_of(t, operand));
-      piece.held.add(touched);
-      if (read) piece.fetch.add(touched.without(piece.written));
-      if (write && !touched.empty()) {
-        piece.written.add(touched);
-        piece.last_write = p;
-      }
+      plan.uses[it->second].last = p;
       return it->second;
     };
-    std::vector<int32_t> in_use, out_use;
-    for (size_t i = 0; i < item.in.size(); ++i)
-      in_use.push_back(visit(item.in[i], item.node.in[i], true, false));
-    for (size_t i = 0; i < item.out.size(); ++i)
-      out_use.push_back(visit(item.out[i], item.node.out[i],
-                              item.node.out[i].accumulate && item.accumulate, true));
-    plan.in_use.push_back(std::move(in_use));
-    plan.out_use.push_back(std::move(out_use));
+    const auto visit = [&](const Instance& instance, const Operand& operand, bool read,
+                           bool write) {
+      const int32_t u = use_of(instance);
+      plan.use_of.push_back(u);
+      if (u == kNone) return;
+      Piece& piece = piece_of(plan.uses[u], instance.tensor);
+      const ElementRange range = range_of(g.tensors[instance.tensor], operand);
+      piece.held.add(range);
+      if (read) {
+        RangeSet touched;
+        touched.add(range);
+        piece.fetch.add(touched.without(piece.written));
+      }
+      if (write && range.count() > 0) {
+        piece.written.add(range);
+        piece.last_write = p;
+      }
+    };
+    const Node& node = *item.node;
+    for (size_t i = 0; i < node.in.size(); ++i) visit(plan.in(item)[i], node.in[i], true, false);
+    for (size_t i = 0; i < node.out.size(); ++i)
+      visit(plan.out(item)[i], node.out[i], node.out[i].accumulate && item.accumulate, true);
   }
-  std::map<std::string, int32_t> count;
+  std::vector<int32_t> count;
   for (Use& use : plan.uses) {
+    if (static_cast<size_t>(use.ring) >= count.size()) count.resize(use.ring + 1, 0);
     use.index = count[use.ring]++;
     for (auto& [tensor, piece] : use.pieces) {
       for (const ElementRange& range : piece.held.ranges()) {
@@ -135,7 +171,20 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
 // outlive the step and are always written back.
 void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
   const Graph& g = schedule.graph;
+  // What each tensor's uses fetch, by stage.
+  struct Fetch {
+    size_t stage;
+    const Use* use;
+    const RangeSet* ranges;
+  };
+  std::vector<std::vector<Fetch>> fetches(g.tensors.size());
+  for (size_t s = 0; s < stages.size(); ++s)
+    for (const Use& use : stages[s].uses)
+      for (const auto& [tensor, piece] : use.pieces)
+        if (!piece.fetch.empty()) fetches[tensor].push_back({s, &use, &piece.fetch});
   for (size_t s = 0; s < stages.size(); ++s) {
+    // Earlier uses of the same stage read what an iteration before them left.
+    const bool next_iteration = schedule.stages[s].trip > 1;
     for (Use& use : stages[s].uses) {
       for (auto& [tensor, piece] : use.pieces) {
         const Role role = g.tensors[tensor].role;
@@ -143,17 +192,12 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
             role == Role::moment || homeless(role) || g.tensors[tensor].carried)
           continue;
         RangeSet needed;
-        for (size_t later = s; later < stages.size(); ++later) {
-          // Earlier uses of the same stage read what an iteration before them left.
-          const bool next_iteration = later == s && schedule.stages[s].trip > 1;
-          if (role == Role::activation && later > s) break;
-          for (const Use& other : stages[later].uses) {
-            if (other.micro != use.micro ||
-                (later == s && other.first <= use.last && !next_iteration))
-              continue;
-            auto it = other.pieces.find(tensor);
-            if (it != other.pieces.end()) needed.add(it->second.fetch);
-          }
+        for (const Fetch& fetch : fetches[tensor]) {
+          if (fetch.stage < s || (role == Role::activation && fetch.stage > s)) continue;
+          if (fetch.use->micro != use.micro ||
+              (fetch.stage == s && fetch.use->first <= use.last && !next_iteration))
+            continue;
+          needed.add(*fetch.ranges);
         }
         piece.written = piece.written.common(needed);
       }
@@ -163,23 +207,27 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
 
 }  // namespace
 
-std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& sequencer) {
+std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& sequencer,
+                                   Rings& rings) {
   std::vector<StagePlan> stages;
+  RingOfTensor ring_of(schedule.graph, rings);
   for (const Stage& stage : schedule.stages)
-    stages.push_back(find_uses(schedule, sequencer, stage));
+    stages.push_back(find_uses(schedule, sequencer, stage, ring_of));
   trim_writebacks(schedule, stages);
   return stages;
 }
 
 void size_rings(const Schedule& schedule, const Placement& placement,
-                const std::vector<StagePlan>& stages, std::map<std::string, Ring>& rings) {
+                const std::vector<StagePlan>& stages, Rings& rings) {
   const Graph& g = schedule.graph;
   for (const StagePlan& stage : stages) {
-    std::map<std::string, std::vector<const Use*>> by_ring;
+    std::vector<std::vector<const Use*>> by_ring(rings.all.size());
     for (const Use& use : stage.uses) by_ring[use.ring].push_back(&use);
-    for (const auto& [name, uses] : by_ring) {
-      const Tensor& first = g.tensors[uses[0]->pieces.begin()->first];
-      Ring& ring = rings[name];
+    for (size_t r = 0; r < by_ring.size(); ++r) {
+      const std::vector<const Use*>& uses = by_ring[r];
+      if (uses.empty()) continue;
+      const Tensor& first = g.tensors[uses[0]->pieces.front().first];
+      Ring& ring = rings.all[r];
       ring.place = first.place;
       ring.has_home = !homeless(first.role);
       // What gathers and reduces ahead overlaps by itself.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program/ranges.h"
@@ -31,28 +32,36 @@ struct Piece {
 };
 
 struct Use {
-  std::string ring;
-  std::string label;            // for instruction names: "moments@3"
-  int32_t micro = 0;            // Instance::micro of its tensors
-  int32_t first = 0, last = 0;  // items of the stage
-  std::map<TensorId, Piece> pieces;
-  int32_t index = 0;  // of the ring, within the stage
+  int32_t ring = 0;
+  int32_t micro = 0;                               // Instance::micro of its tensors
+  int32_t first = 0, last = 0;                     // items of the stage
+  std::vector<std::pair<TensorId, Piece>> pieces;  // by ascending tensor
+  int32_t index = 0;                               // of the ring, within the stage
   int64_t slot_bytes = 0;
+
+  Piece* find(TensorId tensor);  // nullptr: not in it
+  const Piece& piece(TensorId tensor) const { return *const_cast<Use*>(this)->find(tensor); }
 };
 
 struct Ring {
+  std::string name;
   std::string place;
   int64_t slot_bytes = 0;
   int32_t slots = 1;
   bool has_home = true;
 };
 
+// The rings of all schedules, numbered as they are found.
+struct Rings {
+  std::vector<Ring> all;
+  std::map<std::string, int32_t> by_name;
+  int32_t id_of(const std::string& name);  // a new one if there is none
+};
+
 // One stage, analysed.
-struct StagePlan {
-  std::vector<Item> items;
-  std::vector<Use> uses;  // by first access
-  // Use of each operand of each item, in then out; kNone: not in a ring.
-  std::vector<std::vector<int32_t>> in_use, out_use;
+struct StagePlan : Sequence {
+  std::vector<Use> uses;        // by first access
+  std::vector<int32_t> use_of;  // of each of `operands`; kNone: not in a ring
 };
 
 // How a tensor is stored in a schedule under a placement.
@@ -61,11 +70,12 @@ enum class Store : uint8_t { fixed, ring, transient, input };
 Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Instance& instance);
 
 // Finds the uses of every stage, their pieces, and what must be fetched and written back.
-std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& sequencer);
+std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& sequencer,
+                                   Rings& rings);
 
-// Adds the rings that `stages` need to `rings`: slot sizes, and as many slots as the placement asks
-// or as uses overlap, whichever is more.
+// Gives `rings` what `stages` need: slot sizes, and as many slots as the placement asks or as uses
+// overlap, whichever is more.
 void size_rings(const Schedule& schedule, const Placement& placement,
-                const std::vector<StagePlan>& stages, std::map<std::string, Ring>& rings);
+                const std::vector<StagePlan>& stages, Rings& rings);
 
 }  // namespace spillway
