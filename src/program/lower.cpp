@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <set>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "program/stages.h"
@@ -124,6 +125,13 @@ class Lowering {
     program_->name = schedule().name;
     sequence_ = 0;
     const auto& stages = schedule().stages;
+    size_t instrs = 0, items = 0;
+    for (const StagePlan& plan : stages_[index]) {
+      items += plan.items.size();
+      for (const Use& use : plan.uses) instrs += 2 * use.pieces.size();
+    }
+    program_->instrs.reserve(instrs + items);
+    program_->attrs.reserve(items);
     for (size_t s = 0; s < stages.size(); ++s) {
       const InstrId begin = static_cast<InstrId>(program_->instrs.size());
       lower_stage(stages[s], stages_[index][s], s == 0, s + 1 == stages.size());
@@ -437,7 +445,7 @@ class Lowering {
   std::vector<std::vector<StagePlan>> stages_;
   Rings rings_;
   std::vector<BufferId> ring_buffer_;  // by ring
-  std::map<std::string, BufferId> tensor_buffer_;
+  std::unordered_map<std::string, BufferId> tensor_buffer_;
   // Buffers found by tensor, tier and micro-batch, by schedule; kNone: not asked for yet.
   std::vector<std::vector<BufferId>> fixed_;
   // Of the schedule and stage being lowered:

@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
-#include <set>
+#include <queue>
+#include <tuple>
+#include <utility>
 
 #include "program/stages.h"
 
@@ -21,8 +25,9 @@ int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset)
   std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
     return std::tie(a.first, b.bytes, a.buffer) < std::tie(b.first, a.bytes, b.buffer);
   });
-  std::multimap<InstrId, std::pair<int64_t, int64_t>> deaths;  // last → offset, bytes
-  std::map<int64_t, int64_t> gaps;                             // offset → bytes
+  using Death = std::tuple<InstrId, int64_t, int64_t>;  // last use, offset, bytes
+  std::priority_queue<Death, std::vector<Death>, std::greater<>> deaths;
+  std::map<int64_t, int64_t> gaps;  // offset → bytes
   int64_t top = 0;
   const auto release = [&](int64_t at, int64_t bytes) {
     auto next = gaps.lower_bound(at);
@@ -40,9 +45,10 @@ int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset)
     gaps[at] = bytes;
   };
   for (const Lifetime& life : lives) {
-    while (!deaths.empty() && deaths.begin()->first < life.first) {
-      release(deaths.begin()->second.first, deaths.begin()->second.second);
-      deaths.erase(deaths.begin());
+    while (!deaths.empty() && std::get<0>(deaths.top()) < life.first) {
+      const auto [last, at, bytes] = deaths.top();
+      deaths.pop();
+      release(at, bytes);
     }
     auto best = gaps.end();
     for (auto it = gaps.begin(); it != gaps.end(); ++it)
@@ -61,49 +67,61 @@ int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset)
       top += life.bytes;
     }
     offset[life.buffer] = at;
-    deaths.emplace(life.last, std::pair{at, life.bytes});
+    deaths.emplace(life.last, at, life.bytes);
   }
   return top;
 }
 
-// Largest first, each at the lowest offset free over its lifetime. Often tighter, quadratic.
+// Largest first, each at the lowest offset free over its lifetime. Often tighter, quadratic at
+// worst: who is alive with whom is looked up by short spans of time.
 int64_t pack_by_size(std::vector<Lifetime> lives, std::vector<int64_t>& offset) {
   std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
     return std::tie(b.bytes, a.first, a.buffer) < std::tie(a.bytes, b.first, b.buffer);
   });
-  std::vector<Lifetime> placed;
+  InstrId begin = std::numeric_limits<InstrId>::max(), end = 0;
+  for (const Lifetime& life : lives) {
+    begin = std::min(begin, life.first);
+    end = std::max(end, life.last);
+  }
+  constexpr InstrId kSpan = 32;  // instructions
+  std::vector<std::vector<const Lifetime*>> placed(lives.empty() ? 0 : (end - begin) / kSpan + 1);
   std::vector<std::pair<int64_t, int64_t>> taken;
   int64_t top = 0;
   for (const Lifetime& life : lives) {
     taken.clear();
-    for (const Lifetime& other : placed)
-      if (other.first <= life.last && life.first <= other.last)
-        taken.emplace_back(offset[other.buffer], offset[other.buffer] + other.bytes);
+    for (InstrId span = (life.first - begin) / kSpan; span <= (life.last - begin) / kSpan; ++span) {
+      for (const Lifetime* other : placed[span])
+        if (other->first <= life.last && life.first <= other->last)
+          taken.emplace_back(offset[other->buffer], offset[other->buffer] + other->bytes);
+      placed[span].push_back(&life);
+    }
     std::sort(taken.begin(), taken.end());
     int64_t at = 0;
-    for (const auto& [begin, end] : taken) {
-      if (at + life.bytes <= begin) break;
-      at = std::max(at, end);
+    for (const auto& [from, to] : taken) {
+      if (at + life.bytes <= from) break;
+      at = std::max(at, to);
     }
     offset[life.buffer] = at;
     top = std::max(top, at + life.bytes);
-    placed.push_back(life);
   }
   return top;
 }
 
 int64_t live_peak(const std::vector<Lifetime>& lives) {
-  std::map<InstrId, int64_t> change;
+  std::vector<std::pair<InstrId, int64_t>> change;  // at one instruction, deaths first
+  change.reserve(lives.size() * 2);
   for (const Lifetime& life : lives) {
-    change[life.first] += life.bytes;
-    change[life.last + 1] -= life.bytes;
+    change.emplace_back(life.first, life.bytes);
+    change.emplace_back(life.last + 1, -life.bytes);
   }
+  std::sort(change.begin(), change.end());
   int64_t live = 0, peak = 0;
   for (const auto& [at, delta] : change) peak = std::max(peak, live += delta);
   return peak;
 }
 
 constexpr size_t kQuadraticLimit = 3000;
+constexpr int32_t kOwnBytes = -1, kUnseen = -2;  // in place of a lifetime
 
 int64_t pack_shared(const std::vector<Lifetime>& lives, std::vector<int64_t>& offset) {
   std::vector<int64_t> other(offset);
@@ -137,28 +155,29 @@ ArenaLayout pack(const ProgramSet& set) {
   // Buffers that share bytes: packed within each program by their lifetimes in issue order; the
   // region starts at the same place for every program.
   int64_t shared_top = 0;
+  std::vector<int32_t> life_of(n);  // by buffer: its place in `lives`, or why it has none
   for (const Program& program : set.programs) {
-    std::map<BufferId, Lifetime> lives;
+    for (size_t b = 0; b < n; ++b) life_of[b] = set.buffers[b].pinned_region ? kOwnBytes : kUnseen;
+    std::vector<Lifetime> lives;
     for (InstrId i = 0; i < static_cast<InstrId>(program.instrs.size()); ++i) {
       for (const Access& a : program.instrs[i].access) {
-        if (set.buffers[a.buffer].pinned_region) continue;
-        auto [it, fresh] = lives.try_emplace(a.buffer);
-        if (fresh)
-          it->second = {a.buffer, i, i, layout.version_stride[a.buffer]};
-        else
-          it->second.last = i;
+        int32_t& at = life_of[a.buffer];
+        if (at == kOwnBytes) continue;
+        if (at == kUnseen) {
+          at = static_cast<int32_t>(lives.size());
+          lives.push_back({a.buffer, i, i, layout.version_stride[a.buffer]});
+        }
+        lives[at].last = i;
       }
     }
-    std::vector<Lifetime> list;
-    for (const auto& [buffer, life] : lives) list.push_back(life);
     // Segments run one after the other, so each is packed alone.
     for (const Segment& segment : program.segments) {
       std::vector<Lifetime> of_segment;
-      for (const Lifetime& life : list)
+      for (const Lifetime& life : lives)
         if (life.first >= segment.begin && life.first < segment.end) of_segment.push_back(life);
       shared_top = std::max(shared_top, pack_shared(of_segment, layout.offset));
     }
-    for (const Lifetime& life : list)
+    for (const Lifetime& life : lives)
       layout.offset[life.buffer] += top[static_cast<int>(Tier::device)];
   }
   top[static_cast<int>(Tier::device)] += shared_top;

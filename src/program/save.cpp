@@ -26,14 +26,15 @@ void add_instr(Program& program, InstrKind kind, Lane lane, std::string name, Pr
 
 std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Home>& homes) {
   const Graph& g = train.graph;
-  std::map<TensorId, const Param*> owner_of;
+  std::vector<const Param*> owner_of(g.tensors.size(), nullptr);
   for (const Param& p : g.params)
     for (const TensorId id : {p.home(), p.master, p.moment1, p.moment2})
       if (id != kNone) owner_of[id] = &p;
   std::vector<SavedSlice> slices;
+  slices.reserve(homes.size());
   for (size_t h = 0; h < homes.size(); ++h) {
     const Home& home = homes[h];
-    const Param& p = *owner_of.at(home.tensor);
+    const Param& p = *owner_of[home.tensor];
     if (home.tensor == p.home() && p.master != kNone) continue;  // the master's rounding
     const Tensor& t = g.tensors[home.tensor];
     if (t.dtype != Dtype::f32)
@@ -64,6 +65,7 @@ void add_save_program(Lowered& lowered, const Schedule& train, bool copied) {
     add_instr(save, InstrKind::save, Lane::io, "save up to " + last,
               elements(staging, begin, (end - begin) / kF32));
   };
+  save.instrs.reserve(2 * lowered.homes.size());
   int64_t at = 0, unsaved = 0;  // bytes of the copy made, and from where on it is not saved
   std::string last;
   for (const SavedSlice& slice : saved_slices(train, lowered.homes)) {

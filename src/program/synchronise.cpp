@@ -101,7 +101,12 @@ void merge_accesses(const std::vector<Access>& from, std::vector<Access>& to) {
 
 class Synchroniser {
  public:
-  Synchroniser(ProgramSet& set, const ArenaLayout& layout) : set_(set), layout_(layout) {
+  Synchroniser(ProgramSet& set, const ArenaLayout& layout) : set_(set) {
+    for (size_t b = 0; b < set.buffers.size(); ++b) {
+      const Buffer& buffer = set.buffers[b];
+      bytes_.push_back({layout.offset[b], layout.version_stride[b], buffer.versions,
+                        static_cast<int32_t>(buffer.tier), !buffer.pinned_region});
+    }
     find_written();
     for (const Program& program : set_.programs) find_touches(program);
     cut_cells();
@@ -118,23 +123,28 @@ class Synchroniser {
     std::vector<int32_t> first_touch;  // by instruction, and one more
   };
 
+  // Where a buffer stands.
+  struct BufferBytes {
+    int64_t offset, stride;
+    int32_t versions, tier;
+    bool written;  // by some instruction, or through another buffer in the same place
+  };
+
   // Buffers whose bytes nothing writes cannot be in conflict, whichever version is read.
   void find_written() {
-    written_.assign(set_.buffers.size(), false);
-    for (size_t b = 0; b < set_.buffers.size(); ++b) written_[b] = !set_.buffers[b].pinned_region;
     for (const Program& program : set_.programs)
       for (const Instr& instr : program.instrs)
         for (const Access& a : instr.access)
-          if (a.write) written_[a.buffer] = true;
+          if (a.write) bytes_[a.buffer].written = true;
   }
 
   int64_t cycle_of(const Program& program, const Segment& s) const {
     int64_t cycle = 1;
     for (InstrId i = s.begin; i < s.end && cycle < s.trip; ++i)
       for (const Access& a : program.instrs[i].access) {
-        const int32_t versions = set_.buffers[a.buffer].versions;
-        if (versions > 1 && a.version.step != 0 && written_[a.buffer])
-          cycle = std::lcm(cycle, period_of(a.version, versions));
+        if (a.version.step == 0) continue;
+        const BufferBytes& b = bytes_[a.buffer];
+        if (b.versions > 1 && b.written) cycle = std::lcm(cycle, period_of(a.version, b.versions));
       }
     return cycle;
   }
@@ -150,7 +160,7 @@ class Synchroniser {
         trace.first_touch[i] = static_cast<int32_t>(trace.touches.size());
         merge_accesses(program.instrs[i].access, merged);
         for (const Access& a : merged) {
-          const int32_t period = period_of(a.version, set_.buffers[a.buffer].versions);
+          const int32_t period = period_of(a.version, bytes_[a.buffer].versions);
           trace.touches.push_back({static_cast<int32_t>(positions_.size()), period, a.write});
           for (int64_t iteration = 0; iteration < std::min<int64_t>(period, trip); ++iteration)
             positions_.push_back(span_of(a, iteration, program.instrs[i].lane));
@@ -161,11 +171,10 @@ class Synchroniser {
   }
 
   int32_t span_of(const Access& a, int64_t iteration, Lane lane) {
-    const Buffer& b = set_.buffers[a.buffer];
+    const BufferBytes& b = bytes_[a.buffer];
     Span span;
-    span.tier = static_cast<int32_t>(b.tier);
-    span.begin = layout_.offset[a.buffer] + a.offset +
-                 version_of(a.version, iteration, b.versions) * layout_.version_stride[a.buffer];
+    span.tier = b.tier;
+    span.begin = b.offset + a.offset + version_of(a.version, iteration, b.versions) * b.stride;
     span.end = span.begin + a.bytes;
     const int32_t id = spans_.intern(span);
     (a.write ? spans_[id].users.write : spans_[id].users.read) |= 1u << static_cast<int>(lane);
@@ -322,8 +331,7 @@ class Synchroniser {
   };
 
   ProgramSet& set_;
-  const ArenaLayout& layout_;
-  std::vector<bool> written_;
+  std::vector<BufferBytes> bytes_;  // by buffer
   Spans spans_;
   std::vector<int32_t> positions_;  // spans
   std::vector<Users> users_;        // by cell
