@@ -25,7 +25,8 @@ enum class Role : uint8_t {
   activation,  // forward values and their gradients, alive within a micro-batch
   scalar,      // step scalars, losses, norm partials
   kv_cache,
-  staging,  // received pieces of gradients
+  staging,       // received pieces of gradients
+  node_staging,  // sums over the ranks of a node: this node's, and what other nodes sent
   // Without a home: they exist only in slots of rings, while their layer runs.
   gathered,      // a parameter put together from every rank's shard
   partial_grad,  // f32 gradient accumulator of one reduction, summed over ranks into a grad
@@ -54,12 +55,15 @@ struct Operand {
   bool accumulate = false;        // output only: adds to what is there except at the group's first
 };
 
-// One send or receive of an exchange: `operand` indexes `in` (send) or `out` (receive). No rank
-// talks to itself.
+// Sends or receives of an exchange: `operand` indexes `in` (send) or `out` (receive). No rank talks
+// to itself. With `count` peers: peer, peer + stride, …; the operand is cut into as many equal
+// parts, one for each of them in that order, or all of it is sent to every one (`same`).
 struct Transfer {
   int32_t peer = 0;
   bool send = false;
   int32_t operand = 0;
+  int32_t count = 1, stride = 1;
+  bool same = false;
 };
 
 enum class NodeKind : uint8_t {
@@ -86,9 +90,16 @@ struct Node {
 // How a parameter starts.
 enum class Init : uint8_t { normal, ones, zeros };
 
+struct Range {
+  int64_t begin = 0, count = 0;
+};
+
 struct Param {
   TensorId param = kNone, master = kNone, moment1 = kNone, moment2 = kNone;
-  TensorId shard = kNone;       // this rank's part, where `param` is gathered before use
+  TensorId shard = kNone;  // this rank's part, where `param` is gathered before use
+  // Ranges of the parameter whose state this rank holds, one after the other in `shard`, master and
+  // moments; empty: all of it, on every rank.
+  std::vector<Range> own;
   std::vector<TensorId> grads;  // one accumulator a use, in order of use; added into grads[0]
   bool decay = false;
   Init init = Init::zeros;
@@ -119,11 +130,8 @@ struct Graph {
 // blocks where it allows, at most 65,536 elements each.
 int64_t block_elements(int64_t count);
 
-// Elements [begin, begin + count) of a tensor of `total` elements that `rank` of `ranks` owns;
-// ceil(blocks / ranks) blocks each, the last ranks fewer or none.
-struct Range {
-  int64_t begin = 0, count = 0;
-};
+// Elements of a tensor of `total` elements when `ranks` share it: ceil(blocks / ranks) blocks each,
+// the last ranks fewer or none.
 Range shard_of(int64_t total, int rank, int ranks);
 int64_t shard_capacity(int64_t total, int ranks);  // elements of the largest shard
 

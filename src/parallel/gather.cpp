@@ -47,53 +47,58 @@ std::vector<Use> find_uses(const Graph& graph) {
 
 }  // namespace
 
-void shard_parameters(Graph& graph, int ranks) {
-  for (Param& p : graph.params) {
+void shard_parameters(Graph& graph, const std::vector<Unit>& units, const ParallelSpec& spec) {
+  const std::vector<std::vector<Range>> own = owned_ranges(graph, units, spec);
+  for (size_t i = 0; i < graph.params.size(); ++i) {
+    Param& p = graph.params[i];
     Tensor shard = graph.tensors[p.param];
     shard.name += ".shard";
-    shard.dims = Dims(shard_capacity(shard.dims.count(), ranks));
+    shard.dims = Dims(shard_capacity(shard.dims.count(), spec.ranks));
     p.shard = graph.add(std::move(shard));
+    p.own = own[i];
     graph.tensors[p.param].role = Role::gathered;
     graph.tensors[p.param].place = "gathered_parameters";
   }
 }
 
-std::map<NodeId, std::vector<NodeId>> add_gathers(Graph& graph, int rank, int ranks, int ahead) {
+std::map<NodeId, std::vector<NodeId>> add_gathers(Graph& graph, const std::vector<Unit>& units,
+                                                  const ParallelSpec& spec, int ahead) {
   const std::vector<Use> uses = find_uses(graph);
-  std::map<TensorId, TensorId> shard_of_tensor;
-  for (const Param& p : graph.params) shard_of_tensor[p.param] = p.shard;
+  std::map<TensorId, std::vector<Piece>> pieces;
+  for (const Unit& unit : units)
+    for (const Piece& piece : unit.pieces) pieces[graph.params[piece.param].param].push_back(piece);
+  const std::vector<Level> levels = exchange_levels(spec);
 
   std::map<NodeId, std::vector<NodeId>> before;
   for (size_t u = 0; u < uses.size(); ++u) {
     const Use& use = uses[u];
     std::vector<NodeId>& list = before[uses[u - std::min<size_t>(u, ahead)].first];
-    Node exchange = exchange_node(layer_name(graph, use.layer) + ".gather_parameters");
-    exchange.layer = use.layer;
-    exchange.pass = use.pass;
-    const std::vector<int> peers = peers_of(rank, ranks);
-    for (const TensorId tensor : use.tensors) {
-      const int64_t total = graph.tensors[tensor].dims.count();
-      const Range own = shard_of(total, rank, ranks);
-      const Operand from{shard_of_tensor.at(tensor), 0, own.count};
-      if (own.count > 0) {
+    const auto add = [&](Node node) {
+      node.layer = use.layer;
+      node.pass = use.pass;
+      list.push_back(static_cast<NodeId>(graph.nodes.size()));
+      graph.nodes.push_back(std::move(node));
+    };
+    for (const TensorId tensor : use.tensors)
+      for (const Piece& piece : pieces.at(tensor)) {
+        const Range own = owned_part(piece, graph.tensors[tensor].dims.count(), spec, spec.rank);
+        if (own.count == 0) continue;
         Node copy;
         copy.kind = NodeKind::copy;
         copy.name = graph.tensors[tensor].name + ".own_shard";
-        copy.layer = use.layer;
-        copy.pass = use.pass;
-        copy.in = {from};
+        copy.in = {{graph.params[piece.param].shard, piece.begin, own.count}};
         copy.out = {{tensor, own.begin, own.count}};
-        list.push_back(static_cast<NodeId>(graph.nodes.size()));
-        graph.nodes.push_back(std::move(copy));
-        send(exchange, from, peers);
+        add(std::move(copy));
       }
-      for (int peer : peers) {
-        const Range theirs = shard_of(total, peer, ranks);
-        if (theirs.count > 0) receive(exchange, {tensor, theirs.begin, theirs.count}, peer);
-      }
+    for (size_t l = levels.size(); l-- > 0;) {
+      Node exchange = exchange_node(layer_name(graph, use.layer) + ".gather_parameters" +
+                                    (l > 0 ? ".across_nodes" : ""));
+      for (const TensorId tensor : use.tensors)
+        for (const Piece& piece : pieces.at(tensor))
+          gather_piece(exchange, piece, graph.tensors[tensor].dims.count(), spec.ranks, levels[l],
+                       tensor);
+      add(std::move(exchange));
     }
-    list.push_back(static_cast<NodeId>(graph.nodes.size()));
-    graph.nodes.push_back(std::move(exchange));
   }
   return before;
 }

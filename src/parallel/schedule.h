@@ -26,6 +26,15 @@ struct ParallelSpec {
   int32_t micro_batches = 1;  // a step on one rank
   int32_t reduce_every = 1;   // micro-batches summed on a rank before ranks are summed; divides
   int32_t tree = 1;           // inner width of the reduction tree
+  // Exchanges go in two levels, inside nodes of `tree` consecutive ranks and across the nodes
+  // between ranks of the same place in theirs, where that divides the ranks; else all ranks talk to
+  // all. It moves other bytes, and adds the same numbers in the same order.
+  bool two_levels() const { return tree > 1 && tree < ranks && ranks % tree == 0; }
+  // Place of a rank's part among the parts of all ranks: ranks that meet across nodes stand side by
+  // side, so that both levels move contiguous ranges.
+  int32_t place_of(int32_t of_rank) const {
+    return two_levels() ? of_rank % tree * (ranks / tree) + of_rank / tree : of_rank;
+  }
 };
 
 // When a layer's parameters are updated: at the end of the step, or rotated, just before the

@@ -14,11 +14,12 @@ namespace spillway {
 
 class ScheduleNodes {
  protected:
-  explicit ScheduleNodes(const ParallelSpec& spec) : spec_(spec) {}
+  explicit ScheduleNodes(const ParallelSpec& spec) : spec_(spec), levels_(exchange_levels(spec)) {}
 
   Graph& graph() { return schedule_.graph; }
   const Tensor& tensor(TensorId id) const { return schedule_.graph.tensors[id]; }
   int64_t total(const Param& p) const { return tensor(p.param).dims.count(); }
+  int64_t total_of(const Piece& piece) const { return total(schedule_.graph.params[piece.param]); }
   const std::string& name(const Param& p) const { return tensor(p.param).name; }
   bool several_ranks() const { return spec_.ranks > 1; }
   // The micro-batches of a reduction visit a layer together, so that its accumulators die there:
@@ -34,9 +35,16 @@ class ScheduleNodes {
   bool whole_sums() const {
     return several_ranks() && !spec_.shards_state() && short_lived_accumulators();
   }
-  Range own_shard(const Param& p) const { return shard_of(total(p), spec_.rank, spec_.ranks); }
-  Range part(const Piece& piece, int rank) const {
-    return owned_part(piece, total(schedule_.graph.params[piece.param]), rank, spec_.ranks);
+  // Of the parts that member `member` of a level stands for.
+  Range part(const Piece& piece, const Level& level, int32_t member) const {
+    return part_of_places(piece, total_of(piece), spec_.ranks, level.place_of(member),
+                          level.places);
+  }
+  Range own_part(const Piece& piece) const {
+    return owned_part(piece, total_of(piece), spec_, spec_.rank);
+  }
+  Range every_part(const Piece& piece) const {
+    return part_of_places(piece, total_of(piece), spec_.ranks, 0, spec_.ranks);
   }
 
   TensorId add_tensor(const std::string& name, const std::string& place, Role role, Dtype dtype,
@@ -68,8 +76,6 @@ class ScheduleNodes {
 
   static Operand range(TensorId id, int64_t begin, int64_t count) { return {id, begin, count}; }
 
-  std::vector<int> peers() const { return peers_of(spec_.rank, spec_.ranks); }
-
   std::string unit_name(const Unit& unit) const {
     const Piece& first = unit.pieces.front();
     std::string base = name(schedule_.graph.params[first.param]);
@@ -83,16 +89,22 @@ class ScheduleNodes {
     return piece.begin == 0 ? base : base + "+" + std::to_string(piece.begin);
   }
 
-  // Everyone's part of a piece comes to everyone: `own` is sent, the others arrive in `whole`.
-  void gather_piece(Node& node, const Piece& piece, Operand own, TensorId whole) const {
-    if (own.count > 0) send(node, own, peers());
-    for (int peer : peers()) {
-      const Range theirs = part(piece, peer);
-      if (theirs.count > 0) receive(node, range(whole, theirs.begin, theirs.count), peer);
+  // Everyone's part of each piece comes to everyone, in the tensor that `whole` gives for it and
+  // where the own part stands already.
+  template <class Whole>
+  std::vector<Node> gather(const Unit& unit, const std::string& name, const Whole& whole) const {
+    std::vector<Node> nodes;
+    for (size_t l = levels_.size(); l-- > 0;) {
+      Node node = exchange_node(unit_name(unit) + name + (l > 0 ? ".across_nodes" : ""));
+      for (const Piece& piece : unit.pieces)
+        gather_piece(node, piece, total_of(piece), spec_.ranks, levels_[l], whole(piece));
+      nodes.push_back(std::move(node));
     }
+    return nodes;
   }
 
   ParallelSpec spec_;
+  std::vector<Level> levels_;
   Schedule schedule_;
   int32_t unit_ = kNone;  // that the nodes being added belong to
 };

@@ -45,8 +45,9 @@ Schedule build_forward_schedule(const std::string& name, const Graph& forward,
   stage.name = name;
   std::map<NodeId, std::vector<NodeId>> gathers;
   if (spec.shards_parameters()) {
-    shard_parameters(schedule.graph, spec.ranks);
-    gathers = add_gathers(schedule.graph, spec.rank, spec.ranks, 1);
+    const std::vector<Unit> units = make_units(schedule.graph, spec.ranks);
+    shard_parameters(schedule.graph, units, spec);
+    gathers = add_gathers(schedule.graph, units, spec, 1);
   }
   for (NodeId id = 0; id < static_cast<NodeId>(forward.nodes.size()); ++id) {
     for (const NodeId gather : gathers[id]) stage.visits.push_back({gather});

@@ -58,8 +58,8 @@ class TrainSchedule : private ScheduleNodes {
     if (!several_ranks()) schedule_.choice.reduce_delay = 0;
     units_ = make_units(graph(), spec_.ranks);
     if (spec_.shards_parameters()) {
-      shard_parameters(graph(), spec_.ranks);
-      gathers_ = add_gathers(graph(), spec_.rank, spec_.ranks, schedule_.choice.reduce_delay);
+      shard_parameters(graph(), units_, spec_);
+      gathers_ = add_gathers(graph(), units_, spec_, schedule_.choice.reduce_delay);
     }
     add_state();
     add_losses();
@@ -67,14 +67,16 @@ class TrainSchedule : private ScheduleNodes {
 
   // What happens to one unit when its gradients are complete.
   struct UnitSteps {
-    std::vector<NodeId> send;  // sum of the uses, and the exchange
-    std::vector<NodeId> sum;   // sum over ranks
+    std::vector<NodeId> send;    // sum of the uses, and the exchange
+    std::vector<NodeId> across;  // of two levels: sum over the node's ranks, exchange across nodes
+    std::vector<NodeId> sum;     // sum over ranks, or over nodes
     std::vector<NodeId>
         finish_step;  // only after the step's last group: norm partials, ZeRO-0 gather
   };
 
   // Master weights and moments: whole, or this rank's shard.
   void add_state() {
+    const std::vector<std::vector<Range>> own = owned_ranges(graph(), units_, spec_);
     for (size_t i = 0; i < graph().params.size(); ++i) {
       const Param p = graph().params[i];
       if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
@@ -96,18 +98,13 @@ class TrainSchedule : private ScheduleNodes {
           separate_sum() ? add_tensor(base + ".reduced", "gradients", Role::grad, Dtype::f32,
                                       whole_sums() ? tensor(p.param).dims : Dims(capacity), layer)
                          : kNone);
+      if (spec_.shards_state()) graph().params[i].own = own[i];
       graph().params[i].master = master;
       graph().params[i].moment1 = m;
       graph().params[i].moment2 = v;
-      if (schedule_.choice.rotates(layer)) carry_gradients(p, reduced_.back());
+      if (schedule_.choice.rotates(layer))  // the next step's update reads it
+        graph().tensors[updated_from(static_cast<int32_t>(i))].carried = true;
     }
-  }
-
-  // What the next step's update of a parameter will read.
-  void carry_gradients(const Param& p, TensorId reduced) {
-    if (reduced != kNone) graph().tensors[reduced].carried = true;
-    if (reduced == kNone || (several_ranks() && !spec_.shards_state() && !whole_sums()))
-      graph().tensors[p.grads[0]].carried = true;
   }
 
   void add_scalars() {
@@ -140,16 +137,20 @@ class TrainSchedule : private ScheduleNodes {
         if (out.tensor == losses_) out = range(losses_, own * spec_.rank, own);
   }
 
-  // Where the sum over ranks of elements [begin, …) of this rank's shard stands.
-  Operand summed(int32_t param, Range own) const {
-    const Param& p = schedule_.graph.params[param];
-    if (!separate_sum()) return range(p.grads[0], own.begin, own.count);
-    return range(reduced_[param], own.begin - (whole_sums() ? 0 : own_shard(p).begin), own.count);
+  // Where the sum over ranks of this rank's part of a piece stands.
+  Operand summed(const Piece& piece) const {
+    const Range own = own_part(piece);
+    if (!separate_sum())
+      return range(schedule_.graph.params[piece.param].grads[0], own.begin, own.count);
+    return range(reduced_[piece.param], whole_sums() ? own.begin : piece.begin, own.count);
   }
 
-  // Where the other ranks' sums come to.
-  TensorId gathered_sums(int32_t param) const {
-    return whole_sums() ? reduced_[param] : schedule_.graph.params[param].grads[0];
+  bool gathers_sums() const { return several_ranks() && !spec_.shards_state(); }
+
+  // Where the sums stand that a parameter's update reads: this rank's, or every rank's.
+  TensorId updated_from(int32_t param) const {
+    const bool reduced = gathers_sums() ? whole_sums() : separate_sum();
+    return reduced ? reduced_[param] : schedule_.graph.params[param].grads[0];
   }
 
   UnitSteps unit_steps(const Unit& unit) {
@@ -157,17 +158,29 @@ class TrainSchedule : private ScheduleNodes {
     add_uses(unit, steps);
     TensorId staging = kNone;
     if (several_ranks()) staging = add_sum_exchange(unit, steps);
-    if (several_ranks() || separate_sum()) add_rank_sums(unit, staging, steps);
+    if (spec_.two_levels())
+      add_node_sums(unit, staging, steps);
+    else if (several_ranks() || separate_sum())
+      add_rank_sums(unit, staging, steps);
     add_norm_partials(unit, steps);
-    if (several_ranks() && !spec_.shards_state()) {
-      Node gather = exchange_node(unit_name(unit) + ".gather_gradients");
-      for (const Piece& piece : unit.pieces) {
-        gather_piece(gather, piece, summed(piece.param, part(piece, spec_.rank)),
-                     gathered_sums(piece.param));
-      }
-      steps.finish_step.push_back(add_node(std::move(gather), Pass::reduce, unit.layer));
-    }
+    if (gathers_sums()) add_gradient_gather(unit, steps);
     return steps;
+  }
+
+  void add_gradient_gather(const Unit& unit, UnitSteps& steps) {
+    const auto whole = [&](const Piece& piece) { return updated_from(piece.param); };
+    for (const Piece& piece : unit.pieces) {
+      const Operand sum = summed(piece);
+      if (sum.count == 0 || sum.tensor == whole(piece)) continue;
+      Node copy;
+      copy.kind = NodeKind::copy;
+      copy.name = piece_name(piece) + ".own_sum";
+      copy.in = {sum};
+      copy.out = {range(whole(piece), own_part(piece).begin, sum.count)};
+      steps.finish_step.push_back(add_node(std::move(copy), Pass::reduce, unit.layer));
+    }
+    for (Node& node : gather(unit, ".gather_gradients", whole))
+      steps.finish_step.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
   }
 
   // A parameter used twice: the second use's gradient is added to the first's.
@@ -175,71 +188,129 @@ class TrainSchedule : private ScheduleNodes {
     for (const Piece& piece : unit.pieces) {
       const Param p = graph().params[piece.param];
       for (size_t use = 1; use < p.grads.size(); ++use) {
-        for (int rank = 0; rank < spec_.ranks; ++rank) {
-          const Range r = part(piece, rank);
-          if (r.count == 0) continue;
-          Node node = op_node(tensor(p.grads[use]).name + ".add", OpKind::add);
-          node.in = {range(p.grads[0], r.begin, r.count), range(p.grads[use], r.begin, r.count)};
-          node.out = {node.in[0]};
-          steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-        }
+        const Range r = every_part(piece);
+        Node node = op_node(tensor(p.grads[use]).name + ".add", OpKind::add);
+        node.in = {range(p.grads[0], r.begin, r.count), range(p.grads[use], r.begin, r.count)};
+        node.out = {node.in[0]};
+        steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
       }
     }
   }
 
-  // Every peer gets its part of this rank's gradients; the pieces of this rank's part arrive in the
-  // staging tensor: parameter by parameter, peer by peer. Returns it; its size is every rank's.
+  // Elements of all pieces when a rank has `parts` parts of each.
+  static int64_t capacity(const Unit& unit, int64_t parts) {
+    int64_t elements = 0;
+    for (const Piece& piece : unit.pieces) elements += piece.count * parts;
+    return elements;
+  }
+
+  // Every peer of the first level gets the part of this rank's gradients that it stands for; the
+  // pieces of this rank's part arrive in the staging tensor: parameter by parameter, peer by peer.
+  // Returns it; its size is every rank's.
   TensorId add_sum_exchange(const Unit& unit, UnitSteps& steps) {
-    int64_t capacity = 0;
-    for (const Piece& piece : unit.pieces) capacity += piece.count;
-    const TensorId staging = add_tensor(unit_name(unit) + ".staging", "comm_staging", Role::staging,
-                                        Dtype::f32, Dims(capacity * (spec_.ranks - 1)), unit.layer);
+    const Level& level = levels_.front();
+    const TensorId staging =
+        add_tensor(unit_name(unit) + ".staging", "comm_staging", Role::staging, Dtype::f32,
+                   Dims(capacity(unit, int64_t{level.places} * (level.width() - 1))), unit.layer);
     Node node = exchange_node(unit_name(unit) + ".exchange_gradients");
     int64_t at = 0;
-    for (const Piece& piece : unit.pieces) {
-      const TensorId grad = graph().params[piece.param].grads[0];
-      const Range own = part(piece, spec_.rank);
-      for (int peer : peers()) {
-        const Range theirs = part(piece, peer);
-        if (theirs.count > 0) send(node, range(grad, theirs.begin, theirs.count), {peer});
-        if (own.count > 0) receive(node, range(staging, at, own.count), peer);
-        at += own.count;
-      }
-    }
+    for (const Piece& piece : unit.pieces)
+      at = exchange_piece(node, piece, level, graph().params[piece.param].grads[0], 0, staging, at);
     steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
     return staging;
+  }
+
+  // Sends each member of the level its part of a piece from `from`, which holds the parameter's
+  // elements from `shift` on, and receives what they have of this rank's in `to` from `at` on.
+  // Returns where that ends.
+  int64_t exchange_piece(Node& node, const Piece& piece, const Level& level, TensorId from,
+                         int64_t shift, TensorId to, int64_t at) const {
+    const Range own = part(piece, level, level.own);
+    std::vector<Message> sent, received;
+    for (int32_t k = 0; k < level.width(); ++k) {
+      if (k == level.own) continue;
+      const Range theirs = part(piece, level, k);
+      sent.push_back({level.ranks[k], {theirs.begin - shift, theirs.count}});
+      received.push_back({level.ranks[k], {at, own.count}});
+      at += own.count;
+    }
+    send_each(node, from, sent);
+    receive_each(node, to, received);
+    return at;
+  }
+
+  // The level's sum of a piece: `own` and what stands in `staging` from `at` on, which moves on.
+  Node level_sum(const Piece& piece, const Level& level, Operand own, TensorId staging,
+                 int64_t& at) const {
+    Node node = op_node(piece_name(piece) + ".rank_sum", OpKind::rank_sum);
+    node.attrs.ranks = level.width();
+    node.attrs.rank = level.own;
+    node.attrs.inner = level.inner;
+    const int64_t staged = own.count * (level.width() - 1);
+    node.in.push_back(own);
+    if (several_ranks()) node.in.push_back(range(staging, at, staged));
+    at += staged;
+    return node;
   }
 
   void add_rank_sums(const Unit& unit, TensorId staging, UnitSteps& steps) {
     int64_t at = 0;
     for (const Piece& piece : unit.pieces) {
-      const Param p = graph().params[piece.param];
-      const Range own = part(piece, spec_.rank);
+      const Range own = own_part(piece);
       if (own.count == 0) continue;
-      Node node = op_node(piece_name(piece) + ".rank_sum", OpKind::rank_sum);
-      node.attrs.ranks = spec_.ranks;
-      node.attrs.rank = spec_.rank;
-      node.attrs.inner = spec_.tree;
-      node.in.push_back(range(p.grads[0], own.begin, own.count));
-      if (several_ranks()) {
-        const int64_t staged = own.count * (spec_.ranks - 1);
-        node.in.push_back(range(staging, at, staged));
-        at += staged;
-      }
-      node.out.push_back(summed(piece.param, own));
-      node.out.back().accumulate = separate_sum();
-      steps.sum.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+      const TensorId grad = graph().params[piece.param].grads[0];
+      add_last_sum(piece,
+                   level_sum(piece, levels_[0], range(grad, own.begin, own.count), staging, at),
+                   unit, steps);
     }
+  }
+
+  void add_last_sum(const Piece& piece, Node node, const Unit& unit, UnitSteps& steps) {
+    node.out.push_back(summed(piece));
+    node.out.back().accumulate = separate_sum();
+    steps.sum.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
+  }
+
+  // Sums over the ranks of this node, which then go across nodes, and the sums of those in order of
+  // nodes: what rank_sum gives when it sees the pieces of all ranks at once.
+  void add_node_sums(const Unit& unit, TensorId staging, UnitSteps& steps) {
+    const Level &inside = levels_[0], &across = levels_[1];
+    const int32_t nodes = across.width();
+    const TensorId sums =
+        add_tensor(unit_name(unit) + ".node_staging", "comm_staging", Role::node_staging,
+                   Dtype::f32, Dims(capacity(unit, 2 * nodes - 1)), unit.layer);
+    Node exchange = exchange_node(unit_name(unit) + ".exchange_gradients.across_nodes");
+    std::vector<std::pair<Piece, Operand>> own_sums;
+    int64_t staged = 0, at = 0, arriving = capacity(unit, nodes);
+    int64_t summed_from = arriving;
+    for (const Piece& piece : unit.pieces) {
+      const Range node_part = part(piece, inside, inside.own), own = own_part(piece);
+      if (node_part.count == 0) continue;
+      const TensorId grad = graph().params[piece.param].grads[0];
+      Node sum =
+          level_sum(piece, inside, range(grad, node_part.begin, node_part.count), staging, staged);
+      sum.name += ".node";
+      sum.out.push_back(range(sums, at, node_part.count));
+      steps.across.push_back(add_node(std::move(sum), Pass::reduce, unit.layer));
+      own_sums.push_back({piece, range(sums, at + own.begin - node_part.begin, own.count)});
+      arriving =
+          exchange_piece(exchange, piece, across, sums, node_part.begin - at, sums, arriving);
+      at += node_part.count;
+    }
+    steps.across.push_back(add_node(std::move(exchange), Pass::reduce, unit.layer));
+    for (const auto& [piece, own] : own_sums)
+      if (own.count > 0)
+        add_last_sum(piece, level_sum(piece, across, own, sums, summed_from), unit, steps);
   }
 
   void add_norm_partials(const Unit& unit, UnitSteps& steps) {
     for (const Piece& piece : unit.pieces) {
-      const Range own = part(piece, spec_.rank);
+      const Range own = own_part(piece);
       if (own.count == 0) continue;
       const int64_t block = block_elements(total(graph().params[piece.param]));
       Node node = op_node(piece_name(piece) + ".norm_partials", OpKind::norm_partials);
       node.attrs.block = static_cast<int32_t>(block);
-      node.in.push_back(summed(piece.param, own));
+      node.in.push_back(summed(piece));
       node.out.push_back(range(partials_, partials_begin_[piece.param] + own.begin / block,
                                ceil_div(own.count, block)));
       steps.finish_step.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
@@ -278,12 +349,15 @@ class TrainSchedule : private ScheduleNodes {
     };
     std::vector<Visit> visits;
     std::vector<Sent> sent;
-    size_t summed_units = 0;
+    size_t across_units = 0, summed_units = 0;
+    const size_t levels = levels_.size();
     const auto append = [&](const std::vector<NodeId>& nodes, int32_t micro, bool accumulate) {
       for (const NodeId node : nodes) visits.push_back({node, micro, accumulate});
     };
     const auto sum_all_but = [&](size_t waiting) {
-      for (; summed_units + waiting < sent.size(); ++summed_units) {
+      for (; across_units + waiting < sent.size(); ++across_units)
+        append(sent[across_units].unit->across, sent[across_units].micro, false);
+      for (; summed_units + levels * waiting < sent.size(); ++summed_units) {
         const auto& [unit, micro] = sent[summed_units];
         append(unit->sum, micro, flags[micro].accumulate_reduced);
         if (flags[micro].last) append(unit->finish_step, micro, false);
@@ -380,13 +454,10 @@ class TrainSchedule : private ScheduleNodes {
         for (Node& node : updates(piece))
           nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
       if (!spec_.shards_state() || spec_.shards_parameters()) continue;
-      Node gather = exchange_node(unit_name(unit) + ".gather_parameters");
-      for (const Piece& piece : unit.pieces) {
-        const TensorId param = graph().params[piece.param].param;
-        const Range own = part(piece, spec_.rank);
-        gather_piece(gather, piece, range(param, own.begin, own.count), param);
-      }
-      nodes.push_back(add_node(std::move(gather), Pass::update, unit.layer));
+      for (Node& node : gather(unit, ".gather_parameters", [&](const Piece& piece) {
+             return schedule_.graph.params[piece.param].param;
+           }))
+        nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
     }
     for (size_t u = 0; u < units_.size(); ++u)
       if (schedule_.choice.rotates(units_[u].layer)) {
@@ -412,7 +483,8 @@ class TrainSchedule : private ScheduleNodes {
     const auto add = [&](Node node, int32_t layer) {
       stage.visits.push_back({add_node(std::move(node), Pass::update, layer)});
     };
-    if (several_ranks()) add(scalar_exchange(), 0);
+    if (several_ranks())
+      for (Node& node : scalar_exchanges()) add(std::move(node), 0);
     Node norm = op_node("scalars.norm_finish", OpKind::norm_finish);
     norm.attrs.clip = static_cast<float>(optimizer_.clip);
     norm.in = {{partials_}, {losses_}, {scalars_}};
@@ -432,43 +504,67 @@ class TrainSchedule : private ScheduleNodes {
     schedule_.stages.push_back(std::move(stage));
   }
 
-  // Norm partials and losses of every rank come to every rank.
-  Node scalar_exchange() const {
-    Node node = exchange_node("scalars.exchange");
-    const int64_t micros = tensor(losses_).dims.count() / spec_.ranks;
-    send(node, range(losses_, micros * spec_.rank, micros), peers());
-    for (int peer : peers()) receive(node, range(losses_, micros * peer, micros), peer);
-    for (size_t i = 0; i < schedule_.graph.params.size(); ++i) {
-      const int64_t elements = total(schedule_.graph.params[i]), block = block_elements(elements);
-      const auto blocks = [&](int rank) {
-        const Range shard = shard_of(elements, rank, spec_.ranks);
-        return range(partials_, partials_begin_[i] + shard.begin / block,
-                     ceil_div(shard.count, block));
-      };
-      if (blocks(spec_.rank).count > 0) send(node, blocks(spec_.rank), peers());
-      for (int peer : peers())
-        if (blocks(peer).count > 0) receive(node, blocks(peer), peer);
+  // Norm partials and losses of every rank come to every rank. Partials stand in order of places,
+  // so they go across nodes first, losses in order of ranks: inside the nodes first.
+  std::vector<Node> scalar_exchanges() const {
+    std::vector<Node> nodes;
+    for (size_t step = 0; step < levels_.size(); ++step) {
+      Node node = exchange_node("scalars.exchange" + std::string(step > 0 ? ".second" : ""));
+      gather_losses(node, step);
+      gather_partials(node, levels_[levels_.size() - 1 - step]);
+      nodes.push_back(std::move(node));
     }
-    return node;
+    return nodes;
   }
 
-  // AdamW of this rank's part of a piece, or of every rank's part if the state is whole. Own and
-  // foreign parts are apart where their gradients stand in different tensors.
+  void gather_losses(Node& node, size_t step) const {
+    const Level& level = levels_[step];
+    const int64_t micros = tensor(losses_).dims.count() / spec_.ranks;
+    // Of the members' ranks, or in the second step of the nodes that they stand for.
+    const int64_t each = micros * (step > 0 ? spec_.tree : 1);
+    const auto losses_of = [&](int32_t member) {
+      return Range{step > 0 ? member * each : level.ranks[member] * each, each};
+    };
+    const Range own = losses_of(level.own);
+    send_all(node, range(losses_, own.begin, own.count), level);
+    std::vector<Message> messages;
+    for (int32_t k = 0; k < level.width(); ++k)
+      if (k != level.own) messages.push_back({level.ranks[k], losses_of(k)});
+    receive_each(node, losses_, messages);
+  }
+
+  void gather_partials(Node& node, const Level& level) const {
+    for (const Unit& unit : units_)
+      for (const Piece& piece : unit.pieces) {
+        const int64_t block = block_elements(total_of(piece));
+        const auto blocks = [&](int32_t member) {
+          const Range r = part(piece, level, member);
+          return Range{partials_begin_[piece.param] + ceil_div(r.begin, block),
+                       ceil_div(r.count, block)};
+        };
+        const Range own = blocks(level.own);
+        send_all(node, range(partials_, own.begin, own.count), level);
+        std::vector<Message> messages;
+        for (int32_t k = 0; k < level.width(); ++k)
+          if (k != level.own) messages.push_back({level.ranks[k], blocks(k)});
+        receive_each(node, partials_, messages);
+      }
+  }
+
+  // AdamW of this rank's part of a piece, or of every rank's part if the state is whole.
   std::vector<Node> updates(const Piece& piece) const {
     const Param& p = schedule_.graph.params[piece.param];
     std::vector<Node> nodes;
-    for (int rank = 0; rank < spec_.ranks; ++rank) {
-      const Range r = part(piece, rank);
-      const bool own = rank == spec_.rank;
-      if (r.count == 0 || (spec_.shards_state() && !own)) continue;
-      const int64_t state_begin = spec_.shards_state() ? r.begin - own_shard(p).begin : r.begin;
+    const Range r = spec_.shards_state() ? own_part(piece) : every_part(piece);
+    if (r.count > 0) {
+      const int64_t state_begin = spec_.shards_state() ? piece.begin : r.begin;
       Node node = op_node(piece_name(piece) + ".adamw", OpKind::adamw);
       node.attrs.beta1 = static_cast<float>(optimizer_.beta1);
       node.attrs.beta2 = static_cast<float>(optimizer_.beta2);
       node.attrs.eps = static_cast<float>(optimizer_.eps);
       node.attrs.weight_decay = p.decay ? static_cast<float>(optimizer_.weight_decay) : 0.0f;
       const Operand grad =
-          own ? summed(piece.param, r) : range(gathered_sums(piece.param), r.begin, r.count);
+          gathers_sums() ? range(updated_from(piece.param), r.begin, r.count) : summed(piece);
       const Operand param = p.shard == kNone ? range(p.param, r.begin, r.count)
                                              : range(p.shard, state_begin, r.count);
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);

@@ -38,10 +38,26 @@ std::vector<Unit> make_units(const Graph& graph, int ranks) {
   return units;
 }
 
-Range owned_part(const Piece& piece, int64_t total, int rank, int ranks) {
-  const Range shard = shard_of(total, rank, ranks);
-  const int64_t count = std::min(piece.count, shard.count - piece.begin);
-  return {shard.begin + piece.begin, std::max<int64_t>(0, count)};
+Range part_of_places(const Piece& piece, int64_t total, int ranks, int64_t first, int64_t places) {
+  const int64_t base = ranks * piece.begin;
+  const int64_t begin = std::min(total, base + first * piece.count);
+  const int64_t end = std::min(total, base + (first + places) * piece.count);
+  return {begin, end - begin};
+}
+
+Range owned_part(const Piece& piece, int64_t total, const ParallelSpec& spec, int rank) {
+  return part_of_places(piece, total, spec.ranks, spec.place_of(rank), 1);
+}
+
+std::vector<std::vector<Range>> owned_ranges(const Graph& graph, const std::vector<Unit>& units,
+                                             const ParallelSpec& spec) {
+  std::vector<std::vector<Range>> result(graph.params.size());
+  for (const Unit& unit : units)
+    for (const Piece& piece : unit.pieces) {
+      const int64_t total = graph.tensors[graph.params[piece.param].param].dims.count();
+      result[piece.param].push_back(owned_part(piece, total, spec, spec.rank));
+    }
+  return result;
 }
 
 }  // namespace spillway

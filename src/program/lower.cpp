@@ -289,7 +289,8 @@ class Lowering {
     if (i.kind == InstrKind::exchange) {
       i.sequence = sequence_++;
       i.transfers.reserve(node.transfers.size());
-      for (const Transfer& t : node.transfers) i.transfers.push_back({t.peer, t.send, t.operand});
+      for (const Transfer& t : node.transfers)
+        i.transfers.push_back({t.peer, t.send, t.operand, t.count, t.stride, t.same});
     } else if (i.kind == InstrKind::op) {
       i.attrs = static_cast<int32_t>(program_->attrs.size());
       program_->attrs.push_back(node.attrs);
@@ -420,20 +421,22 @@ class Lowering {
   void collect_homes() {
     current_ = 0;
     const Graph& g = schedule().graph;
-    const ParallelSpec& spec = schedule().spec;
-    const auto add = [&](TensorId id, bool sharded, int64_t total) {
+    const auto add = [&](TensorId id, const std::vector<Range>& held) {
       if (id == kNone) return;
       const Tier tier = sequencers_[0].where(id) == Where::host ? Tier::host : Tier::device;
-      const Range range = sharded ? shard_of(total, spec.rank, spec.ranks) : Range{0, total};
-      result_.homes.push_back({id, tensor_buffer(id, tier), 0, range.begin, range.count});
+      int64_t offset = 0;
+      for (const Range& r : held) {
+        result_.homes.push_back({id, tensor_buffer(id, tier), offset, r.begin, r.count});
+        offset += r.count * size_of(g.tensors[id].dtype);
+      }
     };
     for (const Param& p : g.params) {
-      const int64_t total = g.tensors[p.param].dims.count();
-      const bool sharded = spec.shards_state();
-      add(p.home(), p.shard != kNone, total);
-      add(p.master, sharded, total);
-      add(p.moment1, sharded, total);
-      add(p.moment2, sharded, total);
+      const std::vector<Range> all = {{0, g.tensors[p.param].dims.count()}};
+      const std::vector<Range>& state = p.own.empty() ? all : p.own;
+      add(p.home(), p.shard != kNone ? p.own : all);
+      add(p.master, state);
+      add(p.moment1, state);
+      add(p.moment2, state);
     }
   }
 

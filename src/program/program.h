@@ -69,10 +69,21 @@ struct ProgramOperand {
 // save: reads one f32 operand from either tier and appends it to the file of the save in progress.
 enum class InstrKind : uint8_t { op, copy, exchange, save };
 
+// Messages with `count` peers: peer, peer + stride, … Each gets one of `count` equal parts of the
+// operand, in that order, or is sent all of it (`same`).
 struct ProgramTransfer {
   int32_t peer = 0;
   bool send = false;
   int32_t operand = 0;  // into `in` (send) or `out` (receive)
+  int32_t count = 1, stride = 1;
+  bool same = false;
+  int64_t message_bytes(int64_t operand_bytes) const {
+    return same ? operand_bytes : operand_bytes / count;
+  }
+  bool reaches(int32_t rank) const {
+    const int32_t off = rank - peer;
+    return off >= 0 && off / stride < count && off % stride == 0;
+  }
 };
 
 // Wait for the most recently issued instance of instruction `on` (this iteration's or the one

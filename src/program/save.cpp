@@ -40,7 +40,9 @@ std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Ho
     if (t.dtype != Dtype::f32)
       internal_error("state '{}' is not kept in f32, and no master is", t.name);
     const int64_t total = g.tensors[p.param].dims.count();
-    const Range own = shard_of(total, train.spec.rank, train.spec.ranks);
+    const bool sharded = home.tensor != p.param && !p.own.empty();
+    const Range own = sharded ? Range{home.begin, home.count}
+                              : shard_of(total, train.spec.rank, train.spec.ranks);
     const int64_t live = p.live.count();
     const int64_t begin = std::min(own.begin, live);
     const int64_t count = std::max<int64_t>(0, std::min(own.begin + own.count, live) - begin);

@@ -54,6 +54,7 @@ int32_t Sequencer::micro_of(TensorId t, int32_t micro) const {
     case Role::input:
     case Role::activation:
     case Role::staging:
+    case Role::node_staging:
       return micro;
     case Role::partial_grad:  // one for all micro-batches of a reduction
       return micro / schedule_.spec.reduce_every;

@@ -21,7 +21,8 @@ struct PlaceUnit {
 };
 std::vector<PlaceUnit> place_units(const Schedule& train);
 
-// Where a tensor's persistent contents stand between steps, for checkpoints and restores.
+// Where a tensor's persistent contents stand between steps, for checkpoints and restores. One for
+// each range of the global tensor that this rank holds.
 struct Home {
   int32_t tensor = -1;  // in the train schedule's graph
   BufferId buffer = -1;

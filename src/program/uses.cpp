@@ -14,6 +14,7 @@ Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Insta
     case Role::kv_cache:
       return Store::fixed;
     case Role::staging:
+    case Role::node_staging:
     case Role::gathered:
     case Role::partial_grad:
       return Store::ring;
@@ -50,14 +51,17 @@ int32_t Rings::id_of(const std::string& name) {
 
 namespace {
 
-// Vocabulary tables pass through rings of their own, so that they do not set the slot size of the
-// blocks; updates are cut into units of about a block's size and use the blocks' ring.
+bool staged(Role role) { return role == Role::staging || role == Role::node_staging; }
+
 bool homeless(Role role) {
-  return role == Role::staging || role == Role::gathered || role == Role::partial_grad;
+  return staged(role) || role == Role::gathered || role == Role::partial_grad;
 }
 
+// Vocabulary tables pass through rings of their own, so that they do not set the slot size of the
+// blocks; updates are cut into units of about a block's size and use the blocks' ring.
 std::string ring_name(const Graph& g, const Tensor& t, Phase phase) {
   if (t.role == Role::activation || t.role == Role::staging) return t.place;
+  if (t.role == Role::node_staging) return t.place + "/nodes";
   if (phase == Phase::update || (t.layer >= 1 && t.layer <= g.layers)) return t.place + "/block";
   return t.place + (t.layer == 0 ? "/embedding" : "/head");
 }
@@ -84,7 +88,7 @@ using UseKey = std::array<int32_t, 5>;
 
 UseKey key_of(const Tensor& t, int32_t ring, const Item& item, int32_t micro) {
   const int32_t phase = static_cast<int32_t>(item.phase);
-  if (t.role == Role::staging) return {ring, item.node->unit, phase, 0, micro};
+  if (staged(t.role)) return {ring, item.node->unit, phase, 0, micro};
   if (t.role == Role::activation || t.role == Role::partial_grad)
     return {ring, t.layer, phase, 0, micro};
   if (item.phase == Phase::update) return {ring, item.node->unit, phase, 0, micro};
@@ -232,7 +236,7 @@ void size_rings(const Schedule& schedule, const Placement& placement,
       ring.has_home = !homeless(first.role);
       // What gathers and reduces ahead overlaps by itself.
       const int32_t wanted =
-          ring.has_home || first.role == Role::staging ? placement.slots_of(first.place) : 1;
+          ring.has_home || staged(first.role) ? placement.slots_of(first.place) : 1;
       int32_t slots = std::min<int32_t>(wanted, static_cast<int32_t>(uses.size()));
       const auto overlaps = [&] {
         for (size_t u = slots; u < uses.size(); ++u)

@@ -96,12 +96,23 @@ class Device {
 };
 
 struct ExchangeArgs {
-  static constexpr int kMax = 4096;
+  static constexpr int kMax = 4096;  // messages to, and from, one peer
+  // Messages of `bytes` with `count` peers: peer, peer + stride, …; the k-th starts at data + k ·
+  // step.
   struct Part {
     int32_t peer;
     bool send;
     void* data;
     int64_t bytes;
+    int32_t count = 1, stride = 1;
+    int64_t step = 0;
+
+    int64_t extent() const { return (count - 1) * step + bytes; }  // bytes from `data` on
+    template <class Visit>
+    void each(Visit&& visit) const {  // visit(peer, data)
+      for (int32_t k = 0; k < count; ++k)
+        visit(peer + k * stride, static_cast<char*>(data) + k * step);
+    }
   };
   std::span<const Part> parts;  // valid until the exchange has run
   int32_t sequence = 0;

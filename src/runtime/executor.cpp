@@ -120,10 +120,16 @@ void Executor::check(const Program& program, const Instr& instr, int32_t trip) c
                                         instr.in[0].bytes() != instr.out[0].bytes()))
     internal_error("{}: copy {} is not of one operand to one of the same size", program.name,
                    instr.name);
-  for (const ProgramTransfer& t : instr.transfers)
-    if (t.operand < 0 || t.operand >= static_cast<int32_t>((t.send ? instr.in : instr.out).size()))
+  for (const ProgramTransfer& t : instr.transfers) {
+    const auto& operands = t.send ? instr.in : instr.out;
+    if (t.operand < 0 || t.operand >= static_cast<int32_t>(operands.size()))
       internal_error("{}: {} transfers operand {}, which does not exist", program.name, instr.name,
                      t.operand);
+    if (t.count < 1 || t.stride < 1 || (t.same && !t.send) ||
+        (!t.same && operands[t.operand].dims.count() % t.count != 0))
+      internal_error("{}: {} cannot cut an operand of {} elements into messages for {} peers",
+                     program.name, instr.name, operands[t.operand].dims.count(), t.count);
+  }
   for (const Wait& w : instr.waits)
     if (w.on < 0 || w.on >= static_cast<InstrId>(program.instrs.size()))
       internal_error("{}: {} waits on instruction {}, which does not exist", program.name,
@@ -153,12 +159,10 @@ void Executor::bind_exchanges(const Program& program, Tables& tables) const {
       std::vector<ExchangeArgs::Part> parts;
       for (const ProgramTransfer& t : instr.transfers) {
         const ProgramOperand& o = (t.send ? instr.in : instr.out)[t.operand];
+        const int64_t bytes = t.message_bytes(o.bytes());
         parts.push_back({t.peer, t.send, at(o.buffer, o.version, static_cast<int32_t>(i), o.offset),
-                         o.bytes()});
+                         bytes, t.count, t.stride, t.same ? 0 : bytes});
       }
-      if (parts.size() > ExchangeArgs::kMax)
-        internal_error("{}: {} has more than {} transfers", program.name, instr.name,
-                       ExchangeArgs::kMax);
       tables.parts.push_back(std::move(parts));
     }
   }

@@ -59,14 +59,17 @@ class Ranks {
           const int node = static_cast<int>(nodes_.size());
           nodes_.push_back({&instr, static_cast<int>(r)});
           for (const ProgramTransfer& t : instr.transfers) {
-            if (t.peer < 0 || t.peer == ranks_[r].rank) {
-              add(r, instr, nullptr, fmt::format("no exchange with rank {}", t.peer));
+            const int rank = ranks_[r].rank;
+            if (t.peer < 0 || t.reaches(rank)) {
+              add(r, instr, nullptr,
+                  fmt::format("no exchange with rank {}", t.peer < 0 ? t.peer : rank));
               continue;
             }
-            const auto peer = index_.find(t.peer);
-            if (peer == index_.end()) continue;
-            auto& list = talks_[r][peer->second];
-            if (list.empty() || list.back() != node) list.push_back(node);
+            for (const auto& [peer, place] : index_) {
+              if (!t.reaches(peer)) continue;
+              auto& list = talks_[r][place];
+              if (list.empty() || list.back() != node) list.push_back(node);
+            }
           }
         }
   }
@@ -74,8 +77,8 @@ class Ranks {
   static std::vector<int64_t> messages(const Instr& instr, int peer, bool send) {
     std::vector<int64_t> bytes;
     for (const ProgramTransfer& t : instr.transfers)
-      if (t.peer == peer && t.send == send)
-        bytes.push_back((send ? instr.in : instr.out)[t.operand].bytes());
+      if (t.send == send && t.reaches(peer))
+        bytes.push_back(t.message_bytes((send ? instr.in : instr.out)[t.operand].bytes()));
     return bytes;
   }
 

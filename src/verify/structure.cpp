@@ -31,6 +31,9 @@ std::string id_error(const ProgramSet& set, const Program& program, const Instr&
   for (const ProgramTransfer& t : instr.transfers)
     if (t.operand < 0 || t.operand >= std::ssize(t.send ? instr.in : instr.out))
       return "transfer names no operand";
+    else if (t.count < 1 || t.stride < 1 || (t.same && !t.send) ||
+             (!t.same && (t.send ? instr.in : instr.out)[t.operand].dims.count() % t.count != 0))
+      return "transfer does not cut its operand evenly";
   if (instr.kind == InstrKind::op && instr.attrs >= std::ssize(program.attrs))
     return "attributes are not in the program";
   return "";

@@ -42,7 +42,7 @@ Variant random_variant(std::mt19937_64& random) {
     m.qkv_bias = pick({0, 0, 1}) != 0;
     m.rope.llama3_scaling = pick({0, 1}) != 0;
   }
-  v.ranks = static_cast<int>(pick({1, 2}));
+  v.ranks = static_cast<int>(pick({1, 2, 2, 3, 4}));
   const int64_t micro_batches = pick({1, 4});
   c.train.micro_batch = pick({1, 1, 2});
   c.train.batch = c.train.micro_batch * micro_batches * v.ranks;
@@ -56,14 +56,13 @@ Variant random_variant(std::mt19937_64& random) {
   c.optimizer.warmup = 2;
   c.optimizer.clip = pick({0, 1}) != 0 ? 0.5 : 0.0;
   c.parallel.reduce_every = micro_batches == 4 ? pick({0, 1, 2}) : 0;
-  c.parallel.tree = pick({1, 2});
-  if (v.ranks == 1) c.parallel.tree = 1;
+  c.parallel.tree = std::min<int64_t>(v.ranks, pick({1, 2, 2, 4}));
   v.text = fmt::format(
       "{} {} layers, hidden {}, heads {}/{}, tied {}, qk_norm {}, {}, {} ranks, {} micro-batches, "
-      "reduce_every {}, seed {}",
+      "reduce_every {}, tree {}, seed {}",
       m.family == Family::llama ? "llama" : "gpt2", m.layers, m.hidden, m.heads, m.kv_heads,
       m.tied_head, m.qk_norm, c.train.precision == Precision::bf16 ? "bf16" : "f32", v.ranks,
-      micro_batches, c.parallel.reduce_every, c.train.seed);
+      micro_batches, c.parallel.reduce_every, c.parallel.tree, c.train.seed);
   return v;
 }
 

@@ -67,21 +67,25 @@ class ThreadCommunicator : public Communicator {
     int unread = 0;
     for (const ExchangeArgs::Part& part : args.parts) {
       if (!part.send) continue;
-      ++unread;
-      world_.queue(rank_, part.peer).push_back({part.data, part.bytes, &unread});
+      part.each([&](int peer, char* data) {
+        ++unread;
+        world_.queue(rank_, peer).push_back({data, part.bytes, &unread});
+      });
     }
     world_.changed_.notify_all();
     for (const ExchangeArgs::Part& part : args.parts) {
       if (part.send) continue;
-      auto& queue = world_.queue(part.peer, rank_);
-      world_.wait(lock, [&] { return !queue.empty(); });
-      const ThreadWorld::Message message = queue.front();
-      queue.pop_front();
-      if (message.bytes != part.bytes)
-        internal_error("rank {} sends {} bytes where rank {} awaits {}", part.peer, message.bytes,
-                       rank_, part.bytes);
-      std::memcpy(part.data, message.data, static_cast<size_t>(part.bytes));
-      --*message.unread;
+      part.each([&](int peer, char* data) {
+        auto& queue = world_.queue(peer, rank_);
+        world_.wait(lock, [&] { return !queue.empty(); });
+        const ThreadWorld::Message message = queue.front();
+        queue.pop_front();
+        if (message.bytes != part.bytes)
+          internal_error("rank {} sends {} bytes where rank {} awaits {}", peer, message.bytes,
+                         rank_, part.bytes);
+        std::memcpy(data, message.data, static_cast<size_t>(part.bytes));
+        --*message.unread;
+      });
     }
     world_.changed_.notify_all();
     world_.wait(lock, [&] { return unread == 0; });

@@ -116,18 +116,18 @@ inline void load_batch(Interpreter& run, const int32_t* tokens, const int32_t* t
 inline void load_parameter(Interpreter& run, const Param& param,
                            const std::vector<double>& values) {
   const Graph& g = run.schedule().graph;
-  const ParallelSpec& spec = run.schedule().spec;
   const int64_t total = g.tensors[param.param].dims.count();
   std::vector<double> padded(values);
   padded.resize(total, 0.5);
   if (param.shard == kNone) run.set(g.tensors[param.param].name, padded);
   for (TensorId id : {param.shard, param.master, param.moment1, param.moment2}) {
     if (id == kNone) continue;
-    const bool shard = spec.shards_state();
-    const Range own = shard ? shard_of(total, spec.rank, spec.ranks) : Range{0, total};
-    std::vector<double> state(own.count, 0.0);
-    if (id == param.master || id == param.shard)
-      std::copy_n(padded.begin() + own.begin, own.count, state.begin());
+    std::vector<Range> held = param.own;
+    if (held.empty()) held = {{0, total}};
+    std::vector<double> state;
+    for (const Range& r : held)
+      state.insert(state.end(), padded.begin() + r.begin, padded.begin() + r.begin + r.count);
+    if (id != param.master && id != param.shard) std::fill(state.begin(), state.end(), 0.0);
     run.set(g.tensors[id].name, state);
   }
 }

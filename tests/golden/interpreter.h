@@ -163,7 +163,9 @@ class Interpreter {
   std::vector<uint64_t>& storage(TensorId t) {
     const Role role = schedule_.graph.tensors[t].role;
     int32_t copy = 0;
-    if (role == Role::input || role == Role::activation || role == Role::staging) copy = micro_;
+    if (role == Role::input || role == Role::activation || role == Role::staging ||
+        role == Role::node_staging)
+      copy = micro_;
     if (role == Role::partial_grad) copy = micro_ / schedule_.spec.reduce_every;
     return storage_[root_[t] * schedule_.choice.group + copy];
   }
@@ -176,6 +178,18 @@ class Interpreter {
   std::vector<std::vector<uint64_t>> storage_;  // of alias roots, by micro-batch of the group
   std::vector<TensorId> root_;
 };
+
+// visit(peer, operand) for each message of an exchange that is sent, or received.
+template <class Visit>
+void each_message(const Node& exchange, bool sent, const Visit& visit) {
+  for (const Transfer& t : exchange.transfers) {
+    if (t.send != sent) continue;
+    Operand o = (sent ? exchange.in : exchange.out)[t.operand];
+    if (!t.same) o.count /= t.count;
+    for (int32_t k = 0; k < t.count; ++k, o.begin += t.same ? 0 : o.count)
+      visit(t.peer + k * t.stride, o);
+  }
+}
 
 // One step on all ranks in one thread: every rank runs to its next exchange, then the exchange
 // moves bytes; the i-th send of a rank to a peer meets that peer's i-th receive from it.
@@ -223,27 +237,25 @@ void run_step(std::vector<Interpreter>& ranks, const Load& load) {
       if (cursors[rank].exchange == nullptr)
         internal_error("rank {} has no exchange where rank 0 has {}", rank,
                        cursors[0].exchange->name);
-      for (const Transfer& t : cursors[rank].exchange->transfers)
-        if (t.send)
-          sent[{static_cast<int>(rank), t.peer}].push_back(
-              ranks[rank].argument(cursors[rank].exchange->in[t.operand]));
+      each_message(*cursors[rank].exchange, true, [&](int peer, const Operand& o) {
+        sent[{static_cast<int>(rank), peer}].push_back(ranks[rank].argument(o));
+      });
     }
     std::map<std::pair<int, int>, size_t> taken;
     for (size_t rank = 0; rank < ranks.size(); ++rank)
-      for (const Transfer& t : cursors[rank].exchange->transfers) {
-        if (t.send) continue;
-        const std::pair<int, int> key{t.peer, static_cast<int>(rank)};
-        const TensorArg to = ranks[rank].argument(cursors[rank].exchange->out[t.operand]);
+      each_message(*cursors[rank].exchange, false, [&](int peer, const Operand& o) {
+        const std::pair<int, int> key{peer, static_cast<int>(rank)};
+        const TensorArg to = ranks[rank].argument(o);
         if (taken[key] >= sent[key].size())
           internal_error("{}: rank {} waits for a send of rank {}", cursors[rank].exchange->name,
-                         rank, t.peer);
+                         rank, peer);
         const TensorArg from = sent[key][taken[key]++];
         if (from.dims.count() != to.dims.count() || from.dtype != to.dtype)
           internal_error("{}: rank {} expects {} elements, rank {} sends {}",
-                         cursors[rank].exchange->name, rank, to.dims.count(), t.peer,
+                         cursors[rank].exchange->name, rank, to.dims.count(), peer,
                          from.dims.count());
         std::memcpy(to.data, from.data, from.dims.count() * size_of(from.dtype));
-      }
+      });
     for (const auto& [key, parts] : sent)
       if (taken[key] != parts.size())
         internal_error("a send of rank {} to rank {} is never received", key.first, key.second);

@@ -382,6 +382,37 @@ TEST(Ops, RankSumAddsInItsTree) {
   EXPECT_NE(out[0].real[0], (((1e17 + 1) - 1e17) + 1) + 2);
 }
 
+// The same bits from the sums over the ranks of each node, added up node by node.
+TEST(Ops, RankSumInTwoLevelsIsTheTree) {
+  std::mt19937_64 random(5);
+  for (const auto& [nodes, inner] : {std::pair{2, 2}, {3, 2}, {2, 4}, {5, 3}}) {
+    std::vector<double> pieces(nodes * inner);
+    for (double& p : pieces)
+      p = std::ldexp(static_cast<double>(random() % 1000) - 500, random() % 99);
+    const auto sum = [&](const std::vector<double>& of, int rank, int width) {
+      Attrs attrs;
+      attrs.ranks = static_cast<int32_t>(of.size());
+      attrs.rank = rank;
+      attrs.inner = width;
+      Values own = test::blank({Dtype::f32, Dims(1)});
+      Values staging = test::blank({Dtype::f32, Dims(attrs.ranks - 1)});
+      own.real = {of[rank]};
+      staging.real.clear();
+      for (int p = 0; p < attrs.ranks; ++p)
+        if (p != rank) staging.real.push_back(of[p]);
+      std::vector<Values> out = {test::blank(own.type, test::kNan)};
+      test::run_reference(OpKind::rank_sum, attrs, {own, staging}, out, {}, {});
+      return out[0].real[0];
+    };
+    std::vector<double> of_node;
+    for (int n = 0; n < nodes; ++n)
+      of_node.push_back(sum({pieces.begin() + n * inner, pieces.begin() + (n + 1) * inner},
+                            static_cast<int>(random() % inner), inner));
+    EXPECT_EQ(sum(of_node, static_cast<int>(random() % nodes), 1),
+              sum(pieces, static_cast<int>(random() % pieces.size()), inner));
+  }
+}
+
 TEST(Ops, NormFinishClipsAndJudges) {
   Attrs attrs;
   attrs.clip = 1;

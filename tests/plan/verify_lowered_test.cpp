@@ -20,7 +20,7 @@ namespace {
 enum class Saves { none, in_place, copied };
 
 struct Shape {
-  int layers = 3, ranks = 1, micro_batches = 1, zero = 0;
+  int layers = 3, ranks = 1, tree = 1, micro_batches = 1, zero = 0;
   int64_t hidden = 32;
   Family family = Family::llama;
   Precision precision = Precision::f32;
@@ -49,6 +49,7 @@ Config config_of(const Shape& s) {
   c.train.micro_batch = 2;
   c.train.precision = s.precision;
   c.parallel.zero = s.zero;
+  c.parallel.tree = s.tree;
   return c;
 }
 
@@ -84,7 +85,9 @@ std::string text_of(const std::vector<Finding>& findings) {
 Shape random_shape(std::mt19937_64& random) {
   Shape s;
   s.layers = 2 + random() % 3;
-  s.ranks = 1 + random() % 3;
+  s.ranks = 1 + random() % 4;
+  if (random() % 4 == 0) s.ranks = 6;
+  s.tree = 1 + random() % 3;
   s.micro_batches = 1 + random() % 7;
   s.zero = random() % 4;
   s.family = random() % 3 ? Family::llama : Family::gpt2;
@@ -174,6 +177,67 @@ TEST(VerifyLowered, MutationsAreJudgedLikeTheOracle) {
   }
   fmt::print("{} harmful, {} harmless\n", harmful, harmless);
   EXPECT_GE(harmful, 150);
+}
+
+// A 175B model on 512 nodes of 8: exchanges are runs of peers, whatever the number of ranks, and
+// agree between ranks of one node, of one place in their nodes, and of neither. Prints the time.
+TEST(VerifyLowered, ThousandsOfRanks) {
+  constexpr int kRanks = 4096, kLayers = 96;
+  Config c;
+  c.model = {.family = Family::gpt2,
+             .layers = kLayers,
+             .hidden = 12288,
+             .heads = 96,
+             .kv_heads = 96,
+             .ffn = 4 * 12288,
+             .context = 2048};
+  c.model.head_dim = 128;
+  c.model.vocab = 50257;
+  c.model.tied_head = true;
+  c.train.batch = kRanks;
+  c.train.micro_batch = 1;
+  c.train.precision = Precision::bf16;
+  c.parallel.tree = 8;
+  const GraphShape shape{1, c.model.context, 1, c.train.batch * c.model.context};
+  const Graph forward = build_model(c.model, c.train.precision, 2048, shape, GraphMode::train);
+  for (const int zero : {0, 1, 2, 3}) {
+    c.parallel.zero = zero;
+    std::vector<Lowered> lowered;
+    const std::vector<int> given = {0, 7, 9, 2049, 4095};
+    for (const int rank : given) {
+      const auto begin = std::chrono::steady_clock::now();
+      const Schedule train =
+          build_train_schedule(forward, c.optimizer, parallel_spec(c, rank, kRanks, 8), {1, 1});
+      const auto built = std::chrono::steady_clock::now();
+      lowered.push_back(lower({&train}, {}, {.threads = 2}, 0));
+      const auto end = std::chrono::steady_clock::now();
+      const std::chrono::duration<double> building = built - begin, lowering = end - built;
+      size_t transfers = 0, exchanges = 0;
+      int64_t across = 0;
+      for (const Instr& i : lowered.back().set.programs[0].instrs) {
+        if (i.kind != InstrKind::exchange) continue;
+        ++exchanges;
+        transfers += i.transfers.size();
+        for (const ProgramTransfer& t : i.transfers)
+          if (t.send && t.stride == 8) across += t.count * t.message_bytes(i.in[t.operand].bytes());
+        // By parameter: sends and receives, before and after this rank, whole and short parts.
+        EXPECT_TRUE(i.transfers.size() <= 16 * 8 || i.name.starts_with("scalars")) << i.name;
+      }
+      if (rank == 0)
+        fmt::print("ZeRO-{}: schedule {:.3f} s, lowering {:.3f} s, {} exchanges of {} transfers\n",
+                   zero, building.count(), lowering.count(), exchanges, transfers);
+      // What leaves the node is about an eighth of the gradients and of the parameters, not all of
+      // them; the shards of the last place in each node are empty.
+      constexpr int64_t kParameters = 175'000'000'000;
+      const int64_t gathered = zero == 0 ? 4 : zero == 3 ? 2 * 2 : 2;
+      EXPECT_LT(across, kParameters * (4 + gathered) / 8 * 3 / 2);
+      EXPECT_TRUE(rank % 8 == 7 || across > kParameters * (4 + gathered) / 8) << across;
+    }
+    std::vector<RankProgram> ranks;
+    for (size_t r = 0; r < given.size(); ++r)
+      ranks.push_back({given[r], &lowered[r].set.programs[0]});
+    EXPECT_EQ(text_of(verify_ranks(ranks)), "");
+  }
 }
 
 // Prints the time; nothing is decided by it.

@@ -226,6 +226,40 @@ TEST(VerifyRanks, DifferencesAreNamed) {
               "no exchange with rank 1");
 }
 
+// Two of eight ranks: each sends 32 bytes to all, and receives one part of a run from each.
+TEST(VerifyRanks, RunsOfPeersAreJudgedPairByPair) {
+  const auto program = [](int rank) {
+    Instr i = instr("gather", InstrKind::exchange, Lane::comm, {operand(0, 8)}, {});
+    i.sequence = 0;
+    for (const auto& [begin, end] : {std::pair{0, rank}, {rank + 1, 8}}) {
+      if (begin == end) continue;
+      i.transfers.push_back({begin, true, 0, end - begin, 1, true});
+      i.transfers.push_back({begin, false, static_cast<int32_t>(i.out.size()), end - begin, 1});
+      i.out.push_back(operand(1, 8 * (end - begin), 32 * begin));
+    }
+    return rank_program({i});
+  };
+  const auto judge_two = [](const Program& a, const Program& b) {
+    const std::vector<RankProgram> ranks = {{2, &a}, {5, &b}};
+    std::string text;
+    for (const Finding& f : verify_ranks(ranks)) text += describe(f) + "\n";
+    return text;
+  };
+  EXPECT_EQ(judge_two(program(2), program(5)), "");
+  Program b = program(5);
+  b.instrs[0].transfers[0].count = 2;  // ranks 0 and 1 only
+  EXPECT_SAYS(judge_two(program(2), b), "disagree on the messages");
+  b = program(5);
+  b.instrs[0].transfers[1].stride = 3;  // ranks 0, 3, 6, …
+  EXPECT_SAYS(judge_two(program(2), b), "disagree on the messages");
+  b = program(5);
+  b.instrs[0].transfers[0].same = false;  // a fifth of it to each
+  EXPECT_SAYS(judge_two(program(2), b), "disagree on the messages");
+  b = program(5);
+  b.instrs[0].transfers[0].count = 6;
+  EXPECT_SAYS(judge_two(program(2), b), "no exchange with rank 5");
+}
+
 // Every pair of ranks agrees on its own order, and yet each waits for the next.
 TEST(VerifyRanks, CircleOfThree) {
   const std::string text =

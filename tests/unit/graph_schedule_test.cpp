@@ -34,11 +34,13 @@ struct Layout {
   Family family = Family::gpt2;
   int ranks = 1, micro_batches = 1, reduce_every = 1, zero = 0, delay = 0, group = 1;
   Precision precision = Precision::bf16;
+  int tree = 2;
+  bool two_levels() const { return tree > 1 && tree < ranks && ranks % tree == 0; }
   std::string text() const {
     return "ranks " + std::to_string(ranks) + " micro-batches " + std::to_string(micro_batches) +
-           " every " + std::to_string(reduce_every) + " zero " + std::to_string(zero) + " delay " +
-           std::to_string(delay) + " group " + std::to_string(group) +
-           (family == Family::gpt2 ? " gpt2" : " llama");
+           " tree " + std::to_string(tree) + " every " + std::to_string(reduce_every) + " zero " +
+           std::to_string(zero) + " delay " + std::to_string(delay) + " group " +
+           std::to_string(group) + (family == Family::gpt2 ? " gpt2" : " llama");
   }
 };
 
@@ -53,6 +55,13 @@ std::vector<Layout> layouts() {
               for (int group : {1, 2, 4})
                 if (every <= micro_batches && group <= micro_batches)
                   result.push_back({family, ranks, micro_batches, every, zero, delay, group});
+  // Two levels, and a tree that does not divide the ranks.
+  for (const auto& [ranks, tree] : {std::pair{4, 2}, {6, 2}, {6, 3}, {5, 2}})
+    for (int zero : {0, 1, 2, 3})
+      for (const auto& [every, group, delay] :
+           {std::tuple{4, 1, 1}, {1, 1, 0}, {1, 2, 1}, {2, 4, 1}})
+        result.push_back({zero % 2 == 0 ? Family::llama : Family::gpt2, ranks, 4, every, zero,
+                          delay, group, Precision::bf16, tree});
   return result;
 }
 
@@ -71,7 +80,7 @@ std::vector<Schedule> schedules(const Layout& l) {
     spec.zero = l.zero;
     spec.micro_batches = l.micro_batches;
     spec.reduce_every = l.reduce_every;
-    spec.tree = 2;
+    spec.tree = l.tree;
     result.push_back(build_train_schedule(forward, OptimizerConfig{}, spec, {l.delay, l.group}));
   }
   return result;
@@ -165,13 +174,13 @@ TEST(ScheduleTest, ExchangesMatchAcrossRanks) {
         for (int peer = 0; peer < l.ranks; ++peer) {
           if (peer == static_cast<int>(rank)) continue;
           std::vector<int64_t> sent, received;
-          for (const Transfer& t : exchanges[rank][k]->transfers) {
-            EXPECT_NE(t.peer, static_cast<int>(rank));
-            if (t.send && t.peer == peer) sent.push_back(exchanges[rank][k]->in[t.operand].count);
-          }
-          for (const Transfer& t : exchanges[peer][k]->transfers)
-            if (!t.send && t.peer == static_cast<int>(rank))
-              received.push_back(exchanges[peer][k]->out[t.operand].count);
+          golden::each_message(*exchanges[rank][k], true, [&](int to, const Operand& o) {
+            EXPECT_NE(to, static_cast<int>(rank));
+            if (to == peer) sent.push_back(o.count);
+          });
+          golden::each_message(*exchanges[peer][k], false, [&](int from, const Operand& o) {
+            if (from == static_cast<int>(rank)) received.push_back(o.count);
+          });
           EXPECT_EQ(sent, received) << exchanges[rank][k]->name;
           checked += static_cast<int64_t>(sent.size());
         }
@@ -183,17 +192,23 @@ TEST(ScheduleTest, ExchangesMatchAcrossRanks) {
 
 // The same range of the whole parameter, for a range of a rank's shard of it.
 Operand in_parameter(const Schedule& s, Operand o) {
-  for (const Param& p : s.graph.params)
-    if (p.shard == o.tensor) {
-      const int64_t total = s.graph.tensors[p.param].dims.count();
-      o.tensor = p.param;
-      o.begin += shard_of(total, s.spec.rank, s.spec.ranks).begin;
+  for (const Param& p : s.graph.params) {
+    if (p.shard != o.tensor) continue;
+    o.tensor = p.param;
+    int64_t at = 0;
+    for (const Range& r : p.own) {
+      if (o.begin >= at && o.begin < at + r.count) {
+        o.begin += r.begin - at;
+        return o;
+      }
+      at += r.count;
     }
+  }
   return o;
 }
 
-// What a rank sends of a gathered parameter is its whole shard, what it receives and copies is the
-// whole parameter, and no node reads one before.
+// What a rank sends of a gathered parameter is there, what it receives and copies is the whole
+// parameter, and no op reads one before.
 TEST(ScheduleTest, GatheredParametersAreWholeBeforeTheyAreRead) {
   int64_t read = 0;
   for (const Layout& l : layouts()) {
@@ -208,6 +223,12 @@ TEST(ScheduleTest, GatheredParametersAreWholeBeforeTheyAreRead) {
           Coverage& covered = there.try_emplace({node.pass, node.layer}, g).first->second;
           for (const Operand& in : node.in) {
             if (g.tensors[in.tensor].role != Role::gathered) continue;
+            if (node.kind == NodeKind::exchange) {  // sends on what there is
+              const std::vector<int>& counts = covered.of(in.tensor);
+              for (int64_t i = 0; i < in.count; ++i)
+                EXPECT_EQ(counts[in.begin + i], 1) << node.name;
+              continue;
+            }
             EXPECT_TRUE(covered.all_are(in.tensor, 1)) << node.name;
             ++read;
           }
@@ -236,10 +257,16 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
         for (const Visit& visit : s.stages[i].visits) {
           const Node& node = s.graph.nodes[visit.node];
           if (node.kind == NodeKind::op && node.op == OpKind::rank_sum) {
-            summed.try_emplace(i, g).first->second.add(node.in[0]);
-            EXPECT_EQ(node.attrs.ranks, l.ranks);
-            EXPECT_EQ(node.attrs.rank, static_cast<int>(rank));
-            EXPECT_EQ(node.attrs.inner, 2);
+            const bool across = s.graph.tensors[node.in[0].tensor].role == Role::node_staging;
+            const int nodes = l.ranks / l.tree;
+            const int width = !l.two_levels() ? l.ranks : across ? nodes : l.tree;
+            EXPECT_EQ(node.attrs.ranks, width);
+            EXPECT_EQ(node.attrs.rank, static_cast<int>(!l.two_levels() ? rank
+                                                        : across        ? rank / l.tree
+                                                                        : rank % l.tree));
+            EXPECT_EQ(node.attrs.inner, across ? 1 : l.tree);
+            // On two levels every node sums the whole parameter over its ranks.
+            if (!across) summed.try_emplace(i, g).first->second.add(node.in[0]);
           }
           if (node.kind == NodeKind::op && node.op == OpKind::norm_partials)
             partials.add(node.out[0]);
@@ -261,7 +288,9 @@ TEST(ScheduleTest, EveryElementIsSummedOnceAGroupAndUpdatedOnce) {
       EXPECT_EQ(summed.contains(i), sums && reductions > 0);
       if (!summed.contains(i)) continue;
       for (const Param& p : g.params)
-        EXPECT_TRUE(summed.at(i).all_are(p.grads[0], reductions)) << g.tensors[p.param].name;
+        EXPECT_TRUE(
+            summed.at(i).all_are(p.grads[0], reductions * (l.two_levels() ? l.ranks / l.tree : 1)))
+            << g.tensors[p.param].name;
     }
     EXPECT_EQ(groups, l.micro_batches / l.reduce_every);
     EXPECT_TRUE(partials.all_are(g.find("norm_partials"), 1));
@@ -378,9 +407,11 @@ Trained train(const Layout& l, int steps) {
       if (p.shard != kNone)
         for (size_t owner = 0; owner < ranks.size(); ++owner) {
           const std::vector<double> shard = ranks[owner].get(name + ".shard");
-          const Range own =
-              shard_of(static_cast<int64_t>(weights.size()), static_cast<int>(owner), l.ranks);
-          std::copy_n(shard.begin(), own.count, weights.begin() + own.begin);
+          auto from = shard.begin();
+          for (const Range& own : all[owner].graph.params[i].own) {
+            std::copy_n(from, own.count, weights.begin() + own.begin);
+            from += own.count;
+          }
         }
       result.state[std::to_string(rank) + " " + name] = std::move(weights);
     }
@@ -389,7 +420,8 @@ Trained train(const Layout& l, int steps) {
 
 TEST(ScheduleNumbersTest, ZeroStagesDelaysAndGroupsGiveTheSameBitsOnAllRanks) {
   for (Layout l : layouts()) {
-    if (l.zero != 0 || l.delay != 0 || l.group != 1) continue;
+    if (l.zero != 0 || (l.ranks <= 3 && (l.delay != 0 || l.group != 1))) continue;
+    if (l.ranks > 3) l.delay = 0, l.group = 1;
     const int micro_batches = l.micro_batches;
     SCOPED_TRACE(l.text());
     const Trained base = train(l, 2);

@@ -337,6 +337,45 @@ TEST(Executor, ExchangePartsFollowTheVersions) {
   }
 }
 
+TEST(Executor, ARunOfPeersIsOnePart) {
+  Toy toy;
+  const BufferId sent = add_buffer(toy, Tier::device, 1), all = add_buffer(toy, Tier::device, 1);
+  Instr instr;
+  instr.kind = InstrKind::exchange;
+  instr.lane = Lane::comm;
+  instr.name = "exchange";
+  instr.sequence = 0;
+  instr.in = {operand(sent)};
+  instr.out = {operand(all)};
+  const int64_t each = kBytes / 4;
+  instr.transfers = {{1, true, 0, 3, 8, true}, {1, false, 0, 4, 2}};
+  declare(instr);
+  Program program;
+  program.name = "exchanges";
+  program.instrs = {instr};
+  program.segments = {{"all", 1, 0, 1}};
+  toy.set.programs = {program};
+  Recorder device;
+  Executor executor(toy.set, toy.layout, device);
+  executor.run(0);
+  std::vector<std::pair<int, void*>> messages;
+  for (const ExchangeArgs::Part& part : device.exchanged.at(0)) {
+    EXPECT_EQ(part.bytes, part.send ? kBytes : each);
+    EXPECT_EQ(part.extent(), kBytes);
+    part.each([&](int peer, char* data) { messages.emplace_back(peer, data); });
+  }
+  std::vector<std::pair<int, void*>> expected;
+  for (const int peer : {1, 9, 17}) expected.emplace_back(peer, executor.address(sent));
+  for (int k = 0; k < 4; ++k) expected.emplace_back(1 + 2 * k, executor.address(all, 0, k * each));
+  EXPECT_EQ(messages, expected);
+  // Parts that are not equal, and several senders of one whole.
+  for (const ProgramTransfer wrong :
+       {ProgramTransfer{1, false, 0, 3, 1}, {1, false, 0, 2, 1, true}}) {
+    toy.set.programs[0].instrs[0].transfers[1] = wrong;
+    EXPECT_THROW(Executor(toy.set, toy.layout, device), Error);
+  }
+}
+
 TEST(Executor, RefusesWhatIsNotDeclared) {
   Toy toy = ping_pong(1);
   toy.set.programs[0].instrs[1].access.pop_back();  // the op's write

@@ -75,10 +75,30 @@ void exchange_everything(Communicator& comm, int sequence) {
           << "from " << peers[n / 5] << " part " << n % 5 << " byte " << i;
 }
 
+// The same bytes to every peer, and a part of one buffer from each, as runs of peers.
+void gather_in_runs(Communicator& comm, int sequence) {
+  const int64_t bytes = (5 << 20) + 3;
+  const int size = comm.size(), rank = comm.rank();
+  std::vector<char> all(size * bytes);
+  const auto at = [&](int r) { return all.data() + r * bytes; };
+  for (int64_t i = 0; i < bytes; ++i) at(rank)[i] = byte_of(rank, rank, 0, i);
+  std::vector<ExchangeArgs::Part> parts;
+  for (const auto& [begin, end] : {std::pair{0, rank}, {rank + 1, size}}) {
+    if (begin == end) continue;
+    parts.push_back({begin, true, at(rank), bytes, end - begin, 1, 0});
+    parts.push_back({begin, false, at(begin), bytes, end - begin, 1, bytes});
+  }
+  comm.exchange({parts, sequence});
+  for (int r = 0; r < size; ++r)
+    for (int64_t i = 0; i < bytes; ++i)
+      ASSERT_EQ(at(r)[i], byte_of(r, r, 0, i)) << "from " << r << " byte " << i;
+}
+
 TEST(Mpi, MovesBytesAndAgrees) {
   if (!is_rank()) {
     EXPECT_EQ(run_ranks(2), 0);
     EXPECT_EQ(run_ranks(3), 0);
+    EXPECT_EQ(run_ranks(4), 0);
     return;
   }
   auto comm = make_communicator();
@@ -90,6 +110,7 @@ TEST(Mpi, MovesBytesAndAgrees) {
   // Lane traffic on another thread, while the main thread agrees on things.
   std::thread lane([&] {
     for (int sequence = 0; sequence < 3; ++sequence) exchange_everything(*comm, sequence);
+    gather_in_runs(*comm, 3);
   });
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(comm->max(r * 10), (n - 1) * 10);

@@ -356,7 +356,7 @@ void CpuDevice::check_copy(Lane l, const Command& command) const {
 
 void CpuDevice::check_exchange(const Command& command) const {
   for (const ExchangeArgs::Part& part : command.exchange.parts)
-    check_in_arena(part.send ? "send of" : "receive of", part.data, part.bytes);
+    check_in_arena(part.send ? "send of" : "receive of", part.data, part.extent());
 }
 
 void CpuDevice::keep_error(Lane l, const Command& command, std::exception_ptr error) {

@@ -28,6 +28,7 @@ namespace {
 // temporary as large. Two pieces of a part are in flight, so that the next is there when one ends.
 constexpr int64_t kPiece = int64_t{4} << 20;
 constexpr int kInFlight = 2;
+constexpr size_t kUsualMessages = 4096;  // of one exchange; tables grow at the first larger one
 
 using Clock = std::chrono::steady_clock;
 
@@ -77,6 +78,13 @@ struct MpiCommunicator::Mpi {
   std::vector<int> done, met;         // scratch: indices; parts met so far by peer and direction
   std::vector<MPI_Status> statuses;
 
+  void hold(size_t messages) {
+    if (requests.size() >= kInFlight * messages) return;
+    streams.reserve(messages);
+    requests.resize(kInFlight * messages, MPI_REQUEST_NULL);
+    done.resize(kInFlight * messages);
+    statuses.resize(kInFlight * messages);
+  }
   void wait(MPI_Request& request, const std::atomic<bool>& aborted, const char* what) {
     Patience patience;
     for (int finished = 0;;) {
@@ -130,10 +138,7 @@ MpiCommunicator::MpiCommunicator() : mpi_(std::make_unique<Mpi>()) {
   MPI_Comm_free(&node);
   const int leads = rank_on_node_ == 0;
   check(MPI_Allreduce(&leads, &node_count_, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
-  mpi_->streams.reserve(ExchangeArgs::kMax);
-  mpi_->requests.resize(kInFlight * ExchangeArgs::kMax, MPI_REQUEST_NULL);
-  mpi_->done.resize(kInFlight * ExchangeArgs::kMax);
-  mpi_->statuses.resize(kInFlight * ExchangeArgs::kMax);
+  mpi_->hold(kUsualMessages);
   mpi_->met.resize(2 * size_);
 }
 
@@ -145,20 +150,20 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 void MpiCommunicator::exchange(const ExchangeArgs& args) {
-  if (args.parts.size() > ExchangeArgs::kMax)
-    internal_error("an exchange of {} parts", args.parts.size());
   Mpi& mpi = *mpi_;
   mpi.streams.clear();
   std::fill(mpi.met.begin(), mpi.met.end(), 0);
   // The sequence in the tag makes ranks that disagree on the order stand still (and be named by the
   // watchdog) instead of receiving each other's wrong bytes.
   const int base = (args.sequence & 0x3FFFF) * ExchangeArgs::kMax;
-  for (const ExchangeArgs::Part& part : args.parts) {
-    if (part.peer < 0 || part.peer >= size_)
-      internal_error("an exchange with rank {} of {}", part.peer, size_);
-    const int tag = base + mpi.met[2 * part.peer + part.send]++;
-    mpi.streams.push_back({static_cast<char*>(part.data), part.bytes, part.peer, tag, part.send});
-  }
+  for (const ExchangeArgs::Part& part : args.parts)
+    part.each([&](int peer, char* data) {
+      if (peer < 0 || peer >= size_) internal_error("an exchange with rank {} of {}", peer, size_);
+      int& met = mpi.met[2 * peer + part.send];
+      if (met == ExchangeArgs::kMax) internal_error("more than {} messages to one rank", met);
+      mpi.streams.push_back({data, part.bytes, peer, base + met++, part.send});
+    });
+  mpi.hold(mpi.streams.size());
   const int count = kInFlight * static_cast<int>(mpi.streams.size());
   std::fill_n(mpi.requests.begin(), count, MPI_REQUEST_NULL);
   // Receives first: a message that finds its receive posted needs no buffer.

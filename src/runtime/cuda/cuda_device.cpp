@@ -295,9 +295,9 @@ Ticket CudaDevice::exchange(Lane l, const ExchangeArgs& args, const Instr* instr
   const std::lock_guard lock(mutex_);
   return issue(l, instr, [&](LaneState& s) {
     for (const ExchangeArgs::Part& part : args.parts)
-      if (!device_owns(part.data, part.bytes))
+      if (!device_owns(part.data, part.extent()))
         internal_error("{} of {} bytes at {} outside the device arena",
-                       part.send ? "send" : "receive", part.bytes, part.data);
+                       part.send ? "send" : "receive", part.extent(), part.data);
     if (args.parts.empty()) return false;
     if (!nccl_) internal_error("an exchange with peers in a run of one rank");
     nccl_->exchange(args, s.stream, place_);

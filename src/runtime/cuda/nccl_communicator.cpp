@@ -35,9 +35,12 @@ void NcclCommunicator::exchange(const ExchangeArgs& args, cudaStream_t stream, c
   for (const ExchangeArgs::Part& part : args.parts) {
     if (part.bytes == 0) continue;
     const auto bytes = static_cast<size_t>(part.bytes);
-    const ncclResult_t result =
-        part.send ? ncclSend(part.data, bytes, ncclUint8, part.peer, comm_, stream)
-                  : ncclRecv(part.data, bytes, ncclUint8, part.peer, comm_, stream);
+    ncclResult_t result = ncclSuccess;
+    part.each([&](int peer, char* data) {
+      if (result != ncclSuccess) return;
+      result = part.send ? ncclSend(data, bytes, ncclUint8, peer, comm_, stream)
+                         : ncclRecv(data, bytes, ncclUint8, peer, comm_, stream);
+    });
     if (result != ncclSuccess) {
       ncclGroupEnd();  // a group that stays open would take in whatever follows
       check_nccl(result, part.send ? "ncclSend" : "ncclRecv");
@@ -46,18 +49,17 @@ void NcclCommunicator::exchange(const ExchangeArgs& args, cudaStream_t stream, c
   check_nccl(ncclGroupEnd(), "ncclGroupEnd");
 }
 
-void NcclCommunicator::warm_up(int64_t bytes, cudaStream_t stream, const Place& place) {
-  const int peers = host_.size() - 1;
-  if (peers == 0) return;
+void NcclCommunicator::warm_up(const std::vector<int>& peers, int64_t bytes, cudaStream_t stream,
+                               const Place& place) {
+  if (peers.empty()) return;
+  const size_t all = 2 * peers.size() * static_cast<size_t>(bytes);
   char* scratch = nullptr;
-  check(cudaMalloc(reinterpret_cast<void**>(&scratch), static_cast<size_t>(2 * peers * bytes)),
-        "cudaMalloc of the exchange's warm-up", place);
-  check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(2 * peers * bytes), stream),
-        "cudaMemsetAsync", place);
+  check(cudaMalloc(reinterpret_cast<void**>(&scratch), all), "cudaMalloc of the exchange's warm-up",
+        place);
+  check(cudaMemsetAsync(scratch, 0, all, stream), "cudaMemsetAsync", place);
   std::vector<ExchangeArgs::Part> parts;
   char* at = scratch;
-  for (int r = 0; r < host_.size(); ++r) {
-    if (r == host_.rank()) continue;
+  for (const int r : peers) {
     parts.push_back({r, true, at, bytes});
     parts.push_back({r, false, at + bytes, bytes});
     at += 2 * bytes;

@@ -27,7 +27,8 @@ class NcclCommunicator {
   // receive from here; parts of no bytes are left out on both sides.
   void exchange(const ExchangeArgs& args, cudaStream_t stream, const Place& place);
   // One exchange with every peer, so that all connections stand. Collective; blocks.
-  void warm_up(int64_t bytes, cudaStream_t stream, const Place& place);
+  void warm_up(const std::vector<int>& peers, int64_t bytes, cudaStream_t stream,
+               const Place& place);
 
   // "" or NCCL's asynchronous error, which also aborts, so that what blocks on a stream returns.
   // Any thread.

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kAlign = 256;
 constexpr int64_t kLargestWarmUp = int64_t{64} << 20;  // bytes exchanged with each peer
+constexpr int64_t kWarmUpMemory = int64_t{1} << 30;    // of all peers
 
 // Operands of one instruction packed into scratch: each buffer's bytes keep their distance from
 // each other and from a 256-byte border, since kernels choose their accesses by alignment.
@@ -84,12 +85,21 @@ void CudaDevice::connect(const ProgramSet& set) {
   nccl_ = std::make_unique<NcclCommunicator>(communicator_, place_);
   // Connections depend on the size of what passes; the largest stands for all.
   int64_t largest = kAlign;
+  std::vector<bool> met(static_cast<size_t>(communicator_.size()), false);
   for (const Program& program : set.programs)
     for (const Instr& instr : program.instrs)
-      for (const ProgramTransfer& t : instr.transfers)
-        largest = std::max(largest, (t.send ? instr.in : instr.out)[t.operand].bytes());
-  largest = communicator_.max(std::min(round_up(largest, kAlign), kLargestWarmUp));
-  nccl_->warm_up(largest, lane(Lane::comm).stream, place_);
+      for (const ProgramTransfer& t : instr.transfers) {
+        const int64_t bytes = (t.send ? instr.in : instr.out)[t.operand].bytes();
+        largest = std::max(largest, t.message_bytes(bytes));
+        for (int32_t k = 0; k < t.count; ++k) met.at(t.peer + k * t.stride) = true;
+      }
+  std::vector<int> peers;
+  for (int r = 0; r < communicator_.size(); ++r)
+    if (met[r]) peers.push_back(r);
+  const int64_t room =
+      kWarmUpMemory / std::max<int64_t>(1, 2 * std::ssize(peers)) / kAlign * kAlign;
+  largest = std::min({round_up(largest, kAlign), kLargestWarmUp, std::max(room, kAlign)});
+  nccl_->warm_up(peers, communicator_.max(largest), lane(Lane::comm).stream, place_);
 }
 
 void CudaDevice::warm_up(const ProgramSet& set, const ArenaLayout& layout) {
