@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config libopenmpi-dev openmpi-bin nlohmann-json3-dev
   libspdlog-dev libfmt-dev libcli11-dev libxxhash-dev libdnnl-dev libgomp1 libhwloc-dev libgtest-dev
-  libbenchmark-dev python3)
+  coinor-libclp-dev libbenchmark-dev python3)
 [ "${1:-}" = --tests ] && packages+=(python3-venv util-linux procps
   slurm-wlm munge iproute2 openssh-server openssh-client)
 

@@ -1,0 +1,411 @@
+#include "plan/bound_lp.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace spillway {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr const char* kPoolNames[] = {"activations", "parameters", "gradients", "state"};
+
+using Terms = std::vector<std::pair<int32_t, double>>;
+
+class Building {
+ public:
+  Building(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
+           double horizon, bool offload, const RoundingAid& aid)
+      : model_(model), profile_(profile), horizon_(horizon), offload_(offload), aid_(aid) {
+    intervals_ = static_cast<int32_t>(model.intervals.size());
+    for (const BucketUnit& unit : model.units) total_bytes_ += unit.bytes;
+    for (const Interval& i : model.intervals) total_seconds_ += i.weight * i.compute;
+    byte_scale_ = std::max(1.0, total_bytes_) / 1000;
+    time_scale_ = std::max(1e-9, total_seconds_) / 1000;
+    result_.fixed_device = model.fixed_device_bytes;
+    result_.fixed_host = model.fixed_host_bytes;
+    budgets_ = budgets;
+  }
+
+  BoundLp run() {
+    add_columns();
+    add_choices();
+    add_compute();
+    for (int pool = 0; pool < kPools; ++pool) add_pool(static_cast<Pool>(pool));
+    add_exchanges();
+    add_lanes();
+    add_memory();
+    return std::move(result_);
+  }
+
+ private:
+  int32_t column(double lower, double upper, double scale, double cost = 0) {
+    result_.lp.columns.push_back({lower, upper, cost, scale});
+    return static_cast<int32_t>(result_.lp.columns.size()) - 1;
+  }
+  int32_t fraction() { return column(0, 1, 1); }
+  int32_t bytes_column(double upper, double times = 0) {
+    return column(0, upper < 0 ? kManySlots * total_bytes_ : upper, byte_scale_,
+                  times * aid_.cost_of_bytes);
+  }
+  int32_t row(std::string name, double lower, double upper, double scale, Terms terms) {
+    result_.lp.rows.push_back({std::move(name), lower, upper, scale, std::move(terms)});
+    return static_cast<int32_t>(result_.lp.rows.size()) - 1;
+  }
+  double weight(int32_t k) const { return model_.intervals[k].weight; }
+  static std::string label(const BucketUnit& unit) {
+    return unit.name + "@" + std::to_string(unit.bucket);
+  }
+
+  bool streams(const BucketUnit& unit) const {
+    return unit.can_stream && (offload_ || unit.pinned[static_cast<int>(Where::host)] > 0);
+  }
+
+  // Rounded to whole layers, an activation that is needed before it can have left and returned
+  // makes compute wait.
+  bool returns_at_once(const BucketUnit& unit) const {
+    if (aid_.slots == 0 || unit.pool != Pool::activations || unit.streaming[0].flows.empty() ||
+        unit.pinned[static_cast<int>(Where::host)] > 0)
+      return false;
+    double seconds = 0, between = 0;
+    for (const Flow& flow : unit.streaming[0].flows) {
+      if (flow.interval > model_.backward[0][0]) continue;
+      seconds = std::max(seconds, flow.out_bytes / profile_.d2h_bandwidth);
+    }
+    seconds /= static_cast<double>(unit.keys.size());
+    for (int32_t k = unit.bucket + 1; k < model_.backward[unit.bucket][0]; ++k)
+      between += model_.intervals[k].compute;
+    return between < 2 * seconds;
+  }
+
+  double ring_limit(int32_t ring) const {
+    if (aid_.slots == 0) return -1;
+    double slot = 0;
+    for (const BucketUnit& unit : model_.units)
+      for (const Streaming& streaming : unit.streaming)
+        for (const SlotNeed& need : streaming.slots)
+          if (need.ring == ring) slot = std::max(slot, need.bytes);
+    return aid_.slots * slot;
+  }
+
+  void add_columns() {
+    for (const Interval& i : model_.intervals)
+      result_.seconds.push_back(column(0, horizon_, time_scale_, i.weight));
+    int32_t ring_index = 0;
+    for (const RingModel& ring : model_.rings) {
+      const bool used =
+          std::any_of(model_.units.begin(), model_.units.end(),
+                      [&](const BucketUnit& u) { return u.pool == ring.pool && streams(u); });
+      result_.rings.push_back(used ? bytes_column(ring_limit(ring_index)) : -1);
+      ++ring_index;
+    }
+    for (int32_t b = 0; b < model_.buckets; ++b)
+      result_.rotated.push_back(column(0, model_.can_rotate ? 1 : 0, 1));
+  }
+
+  void add_choices() {
+    for (const BucketUnit& unit : model_.units) {
+      UnitColumns c;
+      const bool state = unit.pool != Pool::activations;
+      const bool streamed = streams(unit) && !returns_at_once(unit);
+      Terms device, host;
+      for (int p = 0; p < (state ? kPositions : 1); ++p) {
+        c.device[p] = fraction();
+        device.push_back({c.device[p], 1});
+        Terms sum = {{c.device[p], 1}};
+        if (streamed) {
+          c.host[p] = fraction();
+          host.push_back({c.host[p], 1});
+          sum.push_back({c.host[p], 1});
+        }
+        if (!state && unit.can_recompute) {
+          c.recompute = fraction();
+          sum.push_back({c.recompute, 1});
+        }
+        const int32_t rotated = result_.rotated[unit.bucket];
+        if (!state) {
+          row("place " + label(unit), 1, 1, 1, std::move(sum));
+        } else if (p == 0) {
+          sum.push_back({rotated, 1});
+          row("place " + label(unit) + " end", 1, 1, 1, std::move(sum));
+        } else {
+          sum.push_back({rotated, -1});
+          row("place " + label(unit) + " rotated", 0, 0, 1, std::move(sum));
+        }
+      }
+      const auto pinned = [&](Where where, Terms terms) {
+        const double least = unit.pinned[static_cast<int>(where)];
+        if (least > 0 && !terms.empty())
+          row("pin " + label(unit), least, kInfinity, 1, std::move(terms));
+      };
+      pinned(Where::device, std::move(device));
+      pinned(Where::host, std::move(host));
+      if (c.recompute >= 0) pinned(Where::recompute, {{c.recompute, 1}});
+      result_.units.push_back(c);
+    }
+  }
+
+  void add_compute() {
+    std::vector<int32_t> repeated;
+    std::vector<Terms> terms(intervals_);
+    std::vector<double> least(intervals_);
+    for (int32_t k = 0; k < intervals_; ++k) {
+      terms[k].push_back({result_.seconds[k], 1});
+      least[k] = model_.intervals[k].compute;
+    }
+    for (size_t n = 0; n < model_.repeated.size(); ++n) {
+      const RepeatedNode& node = model_.repeated[n];
+      repeated.push_back(fraction());
+      for (const int32_t unit : node.units)
+        if (const int32_t c = result_.units[unit].recompute; c >= 0)
+          row("repeat " + std::to_string(n) + " for " + label(model_.units[unit]), 0, kInfinity, 1,
+              {{repeated[n], 1}, {c, -1}});
+      for (const int32_t other : node.needed)
+        row("repeat " + std::to_string(other) + " for " + std::to_string(n), 0, kInfinity, 1,
+            {{repeated[other], 1}, {repeated[n], -1}});
+      for (const int32_t k : model_.backward[node.bucket])
+        if (k >= 0) terms[k].push_back({repeated[n], -node.seconds});
+    }
+    for (int32_t b = 0; b < model_.buckets; ++b) {
+      const auto& compute = model_.updates[b].compute;
+      for (const auto& [k, seconds] : compute[static_cast<int>(Position::end)]) {
+        least[k] += seconds;
+        terms[k].push_back({result_.rotated[b], seconds});
+      }
+      for (const auto& [k, seconds] : compute[static_cast<int>(Position::rotated)])
+        terms[k].push_back({result_.rotated[b], -seconds});
+    }
+    for (int32_t k = 0; k < intervals_; ++k)
+      row("compute " + model_.intervals[k].name, least[k], kInfinity, time_scale_,
+          merged(std::move(terms[k])));
+  }
+
+  // One term a column.
+  static Terms merged(Terms terms) {
+    std::sort(terms.begin(), terms.end());
+    Terms result;
+    for (const auto& [column, value] : terms)
+      if (!result.empty() && result.back().first == column)
+        result.back().second += value;
+      else
+        result.push_back({column, value});
+    return result;
+  }
+
+  // Levels of a stock along the step: it starts at nothing; the middle iteration starts at the mean
+  // of its iterations' starts. `upper` bounds every level; -1: none.
+  struct Stock {
+    std::vector<int32_t> level;  // at the end of each interval
+  };
+  // level[k] = level[k - 1] + change(k).
+  Stock add_stock(const std::string& name, double scale, double upper, bool within_iteration,
+                  const std::vector<Terms>& change, const std::vector<double>& constant) {
+    Stock stock;
+    const auto new_column = [&] { return column(0, upper, scale); };
+    for (int32_t k = 0; k < intervals_; ++k) stock.level.push_back(new_column());
+    for (int32_t k = 0; k < intervals_; ++k) {
+      Terms terms = {{stock.level[k], 1}};
+      for (const auto& [c, value] : change[k]) terms.push_back({c, -value});
+      const auto begins = [&](int v) { return model_.iteration_begin[v] == k; };
+      const bool starts_iteration = begins(0) || begins(1) || begins(2) || k == model_.update_begin;
+      if (k > 0 && !(within_iteration && starts_iteration)) {
+        int32_t before = stock.level[k - 1];
+        if (begins(1)) {
+          // Mean start m, end e of the n iterations; they hand on what the first left (a) and leave
+          // what the last finds (z): e - m = (z - a) / n.
+          mean_ = new_column();
+          before = mean_;
+        } else if (begins(2) && model_.iteration_begin[1] >= 0) {
+          const int32_t found = new_column();
+          const double n = model_.intervals[model_.iteration_begin[1]].weight;
+          const int32_t left = stock.level[model_.iteration_begin[1] - 1];
+          row(name + " through the middle", 0, 0, scale,
+              merged({{stock.level[k - 1], 1}, {mean_, -1}, {found, -1 / n}, {left, 1 / n}}));
+          before = found;
+        }
+        terms.push_back({before, -1});
+      }
+      row(name + " after " + model_.intervals[k].name, constant[k], constant[k], scale,
+          merged(std::move(terms)));
+    }
+    return stock;
+  }
+
+  void add_pool(Pool pool) {
+    const std::string name = kPoolNames[static_cast<int>(pool)];
+    const bool within = pool == Pool::activations;
+    std::vector<Terms> needed(intervals_), made(intervals_);
+    double most_in = 1, most_out = 1, all_in = 0, all_out = 0;
+    bool any = false;
+    for (size_t u = 0; u < model_.units.size(); ++u) {
+      const BucketUnit& unit = model_.units[u];
+      if (unit.pool != pool || !streams(unit)) continue;
+      for (int p = 0; p < kPositions; ++p) {
+        const int32_t host = result_.units[u].host[p];
+        if (host < 0) continue;
+        for (const Flow& flow : unit.streaming[p].flows) {
+          any = true;
+          const double copy = profile_.copy_seconds;
+          const double in = flow.in_bytes + flow.in_copies * copy * profile_.h2d_bandwidth;
+          const double out = flow.out_bytes + flow.out_copies * copy * profile_.d2h_bandwidth;
+          if (in > 0) {
+            needed[flow.interval].push_back({host, -in});
+            most_in = std::max(most_in, in / flow.in_bytes);
+            all_in += in;
+          }
+          if (out > 0) {
+            made[flow.interval].push_back({host, out});
+            most_out = std::max(most_out, out / flow.out_bytes);
+            all_out += out;
+          }
+        }
+      }
+    }
+    in_[static_cast<int>(pool)].assign(intervals_, -1);
+    out_[static_cast<int>(pool)].assign(intervals_, -1);
+    add_ring_rows(pool);
+    if (!any) return;
+    std::vector<double> nothing(intervals_, 0);
+    for (int32_t k = 0; k < intervals_; ++k) {
+      if (within && k >= model_.update_begin) continue;
+      in_[static_cast<int>(pool)][k] = bytes_column(all_in, weight(k));
+      out_[static_cast<int>(pool)][k] = bytes_column(all_out, weight(k));
+      needed[k].push_back({in_[static_cast<int>(pool)][k], 1});
+      made[k].push_back({out_[static_cast<int>(pool)][k], -1});
+    }
+    const Stock ahead =
+        add_stock(name + " fetched ahead", byte_scale_, all_in, within, needed, nothing);
+    const Stock behind =
+        add_stock(name + " to be written back", byte_scale_, all_out, within, made, nothing);
+    result_.lp.columns[behind.level.back()].upper = 0;
+    for (const int32_t begin : model_.iteration_begin)
+      if (within && begin > 0) result_.lp.columns[behind.level[begin - 1]].upper = 0;
+    if (within) result_.lp.columns[behind.level[model_.update_begin - 1]].upper = 0;
+    if (within) add_windows(name, needed, made);
+    Terms rings;
+    for (size_t r = 0; r < model_.rings.size(); ++r)
+      if (model_.rings[r].pool == pool && result_.rings[r] >= 0)
+        rings.push_back({result_.rings[r], -1});
+    for (int32_t k = 0; k < intervals_; ++k) {
+      Terms terms = rings;
+      terms.push_back({ahead.level[k], 1 / most_in});
+      terms.push_back({behind.level[k], 1 / most_out});
+      row(name + " in rings after " + model_.intervals[k].name, -kInfinity, 0, byte_scale_,
+          std::move(terms));
+    }
+  }
+
+  // What a bucket and those above it make leaves and returns between the bucket's forward and
+  // backward pass.
+  void add_windows(const std::string& name, const std::vector<Terms>& needed,
+                   const std::vector<Terms>& made) {
+    for (int v = 0; v < 3; ++v) {
+      if (model_.iteration_begin[v] < 0) continue;
+      for (int32_t b = 1; b < model_.buckets; ++b) {
+        const int32_t begin = model_.iteration_begin[v] + b, end = model_.backward[b][v];
+        const auto sum = [&](const std::vector<Terms>& changes) {
+          Terms terms;
+          for (int32_t k = begin; k <= end; ++k)
+            terms.insert(terms.end(), changes[k].begin(), changes[k].end());
+          return merged(std::move(terms));
+        };
+        const std::string where = " above " + model_.intervals[begin].name;
+        row(name + " return" + where, 0, kInfinity, byte_scale_, sum(needed));
+        row(name + " leave" + where, -kInfinity, 0, byte_scale_, sum(made));
+      }
+    }
+  }
+
+  void add_ring_rows(Pool pool) {
+    for (size_t u = 0; u < model_.units.size(); ++u) {
+      const BucketUnit& unit = model_.units[u];
+      if (unit.pool != pool || !streams(unit)) continue;
+      for (size_t r = 0; r < model_.rings.size(); ++r) {
+        Terms terms;
+        for (int p = 0; p < kPositions; ++p)
+          for (const SlotNeed& need : unit.streaming[p].slots)
+            if (need.ring == static_cast<int32_t>(r) && result_.units[u].host[p] >= 0)
+              terms.push_back({result_.units[u].host[p], -std::max(1, aid_.slots) * need.bytes});
+        if (terms.empty()) continue;
+        terms.push_back({result_.rings[r], 1});
+        row("slot of " + label(unit) + " in " + model_.rings[r].name, 0, kInfinity, byte_scale_,
+            std::move(terms));
+      }
+    }
+  }
+
+  void add_exchanges() {
+    double all = 0;
+    for (int32_t k = 0; k < intervals_; ++k)
+      all += model_.exchanges.needed[k] + model_.exchanges.made[k];
+    if (all == 0) return;
+    std::vector<Terms> needed(intervals_), made(intervals_);
+    std::vector<double> minus_needed;
+    for (int32_t k = 0; k < intervals_; ++k) {
+      gathers_.push_back(column(0, all, time_scale_));
+      sums_.push_back(column(0, all, time_scale_));
+      needed[k].push_back({gathers_[k], 1});
+      made[k].push_back({sums_[k], -1});
+      minus_needed.push_back(-model_.exchanges.needed[k]);
+    }
+    add_stock("gathered ahead", time_scale_, all, false, needed, minus_needed);
+    const Stock behind =
+        add_stock("to be exchanged", time_scale_, all, false, made, model_.exchanges.made);
+    result_.lp.columns[behind.level.back()].upper = 0;
+  }
+
+  void add_lanes() {
+    for (int32_t k = 0; k < intervals_; ++k) {
+      Terms in = {{result_.seconds[k], -aid_.usable_link}}, out = in;
+      for (int pool = 0; pool < kPools; ++pool) {
+        if (const int32_t c = in_[pool][k]; c >= 0) in.push_back({c, 1 / profile_.h2d_bandwidth});
+        if (const int32_t c = out_[pool][k]; c >= 0) out.push_back({c, 1 / profile_.d2h_bandwidth});
+      }
+      const std::string& name = model_.intervals[k].name;
+      if (in.size() > 1) row("h2d " + name, -kInfinity, 0, time_scale_, std::move(in));
+      if (out.size() > 1) row("d2h " + name, -kInfinity, 0, time_scale_, std::move(out));
+      if (!gathers_.empty())
+        row("communication " + name, -kInfinity, 0, time_scale_,
+            {{result_.seconds[k], -1}, {gathers_[k], 1}, {sums_[k], 1}});
+    }
+  }
+
+  void add_memory() {
+    Terms device, host;
+    for (size_t u = 0; u < model_.units.size(); ++u)
+      for (int p = 0; p < kPositions; ++p) {
+        const UnitColumns& c = result_.units[u];
+        if (c.device[p] >= 0) device.push_back({c.device[p], model_.units[u].bytes});
+        if (c.host[p] >= 0) host.push_back({c.host[p], model_.units[u].bytes});
+      }
+    for (const int32_t ring : result_.rings)
+      if (ring >= 0) device.push_back({ring, 1});
+    result_.device_row = row("device memory", -kInfinity, result_.device_upper(budgets_),
+                             byte_scale_, std::move(device));
+    result_.host_row =
+        row("host memory", -kInfinity, result_.host_upper(budgets_), byte_scale_, std::move(host));
+  }
+
+  // A ring never needs more than all units twice.
+  static constexpr double kManySlots = 2;
+
+  const StepModel& model_;
+  const HardwareProfile& profile_;
+  Budgets budgets_;
+  double horizon_ = 0;
+  bool offload_ = true;
+  RoundingAid aid_;
+  int32_t intervals_ = 0, mean_ = -1;
+  double total_bytes_ = 0, total_seconds_ = 0, byte_scale_ = 1, time_scale_ = 1;
+  std::array<std::vector<int32_t>, kPools> in_, out_;
+  std::vector<int32_t> gathers_, sums_;
+  BoundLp result_;
+};
+
+}  // namespace
+
+BoundLp bound_lp(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
+                 double horizon, bool offload, const RoundingAid& aid) {
+  return Building(model, profile, budgets, horizon, offload, aid).run();
+}
+
+}  // namespace spillway

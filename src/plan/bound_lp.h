@@ -1,0 +1,59 @@
+// Internal to the planner: the linear program over a step model that no plan of that order of work
+// can beat.
+//
+// Variables: seconds of every interval; fractions of every bucket's units on the device, streamed,
+// recomputed, with the update at the end or rotated; bytes that each pool moves each way in each
+// interval; bytes of each ring. Rows:
+// - an interval takes at least its compute, repeated nodes included;
+// - what a lane moves in an interval takes no longer than the interval does, and no resource that
+//   lanes or devices share is overdrawn;
+// - what is needed by the end of an interval has been fetched, what is written is written back
+//   afterwards and by the end of the step;
+// - bytes fetched ahead or waiting to be written back stand in rings; a ring has at least one slot
+//   of every unit that passes through it;
+// - memory of both tiers: tensors that are kept have bytes of their own, as the packing gives them.
+// Start-up time of copies counts as bytes that the link could have moved meanwhile.
+#pragma once
+
+#include "plan/lp.h"
+#include "plan/step_model.h"
+
+namespace spillway {
+
+struct UnitColumns {
+  // By position; activations: [0] alone.
+  std::array<int32_t, kPositions> device = {-1, -1}, host = {-1, -1};
+  int32_t recompute = -1;
+};
+
+struct BoundLp {
+  Lp lp;
+  std::vector<UnitColumns> units;  // as StepModel::units
+  std::vector<int32_t> rings;      // as StepModel::rings; -1: nothing can pass
+  std::vector<int32_t> rotated;    // by bucket
+  std::vector<int32_t> seconds;    // by interval
+  int32_t device_row = -1, host_row = -1;
+  double fixed_device = 0, fixed_host = 0;
+
+  // The program for other budgets differs in two bounds.
+  double device_upper(const Budgets& budgets) const {
+    return static_cast<double>(budgets.device) - fixed_device;
+  }
+  double host_upper(const Budgets& budgets) const {
+    return static_cast<double>(budgets.host) - fixed_host;
+  }
+};
+
+// What makes the program one to round instead of a bound.
+struct RoundingAid {
+  int32_t slots = 0;         // of every ring, no more and no fewer; 0: what the program likes
+  double usable_link = 1;    // part of the links' time that may be filled
+  double cost_of_bytes = 0;  // seconds that moving a byte costs besides: nothing moves in vain
+};
+
+// `horizon`: seconds that the step need not exceed. `offload`: whether anything may be streamed
+// that is not pinned to be.
+BoundLp bound_lp(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
+                 double horizon, bool offload, const RoundingAid& aid = {});
+
+}  // namespace spillway

@@ -1,0 +1,80 @@
+#include "plan/rounding.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+
+namespace spillway {
+namespace {
+
+// What is owed to each choice so far; the one that is owed most comes next.
+template <size_t N>
+class Debt {
+ public:
+  explicit Debt(double phase) { owed_[N - 1] = phase; }  // the last choice comes this much earlier
+  size_t next(const std::array<double, N>& fractions) {
+    for (size_t i = 0; i < N; ++i) owed_[i] += fractions[i];
+    size_t best = 0;
+    for (size_t i = 1; i < N; ++i)
+      if (fractions[i] > kNothing && (fractions[best] <= kNothing || owed_[i] > owed_[best]))
+        best = i;
+    owed_[best] -= 1;
+    return best;
+  }
+
+ private:
+  static constexpr double kNothing = 1e-6;
+  std::array<double, N> owed_ = {};
+};
+
+}  // namespace
+
+Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<double>& columns,
+                  int32_t slots) {
+  Candidate result;
+  result.schedule = model.choice;
+  const auto value = [&](int32_t column) { return column < 0 ? 0.0 : columns[column]; };
+  std::vector<std::string> names;
+  for (const BucketUnit& unit : model.units)
+    if (std::find(names.begin(), names.end(), unit.name) == names.end()) names.push_back(unit.name);
+  const int32_t blocks = model.buckets - 2;
+
+  // Layers of each bucket, and which of them rotate.
+  std::map<int32_t, int32_t> bucket_of;  // by layer
+  for (const BucketUnit& unit : model.units)
+    for (const PlaceKey& key : unit.keys) bucket_of[key.second] = unit.bucket;
+  Debt<2> rotation(0.5);
+  for (const auto& [layer, bucket] : bucket_of) {
+    const double rotated = value(lp.rotated[bucket]);
+    const bool interior = bucket >= 1 && bucket <= blocks;
+    const bool rotates = interior ? rotation.next({1 - rotated, rotated}) == 1 : rotated >= 0.5;
+    if (!rotates) continue;
+    result.schedule.update.resize(bucket_of.rbegin()->first + 1, UpdatePosition::end);
+    result.schedule.update[layer] = UpdatePosition::rotated;
+  }
+
+  for (size_t n = 0; n < names.size(); ++n) {
+    Debt<3> debt(static_cast<double>(n) / static_cast<double>(names.size()) - 0.5);
+    for (size_t u = 0; u < model.units.size(); ++u) {
+      const BucketUnit& unit = model.units[u];
+      if (unit.name != names[n]) continue;
+      const UnitColumns& c = lp.units[u];
+      const std::array<double, 3> fractions = {value(c.device[0]) + value(c.device[1]),
+                                               value(c.recompute),
+                                               value(c.host[0]) + value(c.host[1])};
+      constexpr Where kChoices[] = {Where::device, Where::recompute, Where::host};
+      for (const PlaceKey& key : unit.keys) {
+        const bool interior = unit.bucket >= 1 && unit.bucket <= blocks;
+        const size_t choice =
+            interior ? debt.next(fractions)
+                     : std::max_element(fractions.begin(), fractions.end()) - fractions.begin();
+        result.placement.where[key] = kChoices[choice];
+      }
+    }
+    result.placement.slots[names[n]] = slots;
+  }
+  return result;
+}
+
+}  // namespace spillway

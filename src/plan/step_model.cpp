@@ -1,0 +1,334 @@
+#include "plan/step_model.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "graph/builder.h"
+#include "plan/cost.h"
+#include "plan/search.h"
+#include "program/uses.h"
+
+namespace spillway {
+namespace {
+
+constexpr const char* kIterationNames[] = {"first", "middle", "last"};
+
+Pool pool_of(const PlaceUnit& unit) {
+  if (unit.activation) return Pool::activations;
+  if (unit.key.first == "parameters") return Pool::parameters;
+  return unit.key.first == "gradients" ? Pool::gradients : Pool::state;
+}
+
+class Modelling {
+ public:
+  Modelling(const PlanInput& input, int32_t group, int32_t blocks) : input_(input) {
+    model_.choice.group = group;
+    layers_ = input.train->get(model_.choice).graph.layers;
+    blocks_ = std::min(blocks, layers_);
+    model_.buckets = blocks_ + 2;
+  }
+
+  StepModel run() {
+    const Schedule& train = input_.train->get(model_.choice);
+    iterations_ = train.spec.micro_batches / train.choice.group;
+    add_intervals();
+    add_units(train);
+    for (int p = 0; p < kPositions; ++p) {
+      ScheduleChoice choice = model_.choice;
+      if (p == static_cast<int>(Position::rotated))
+        choice.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
+      walk(input_.train->get(choice), p);
+    }
+    add_repeated(train);
+    add_fixed();
+    return std::move(model_);
+  }
+
+ private:
+  int32_t bucket_of(int32_t layer) const {
+    if (layer == 0) return 0;
+    if (layer > layers_) return blocks_ + 1;
+    return 1 + static_cast<int32_t>(static_cast<int64_t>(layer - 1) * blocks_ / layers_);
+  }
+
+  // Iterations of the step that stand in each of the model's three.
+  int32_t iterations_in(int v) const {
+    if (v == 1) return std::max(0, iterations_ - 2);
+    return v == 0 || iterations_ > 1 ? 1 : 0;
+  }
+
+  void add_intervals() {
+    const auto add = [&](const std::string& name, double weight) {
+      model_.intervals.push_back({name, weight});
+    };
+    model_.backward.assign(model_.buckets, {-1, -1, -1});
+    for (int v = 0; v < 3; ++v) {
+      const int32_t times = iterations_in(v);
+      if (times == 0) continue;
+      model_.iteration_begin[v] = static_cast<int32_t>(model_.intervals.size());
+      for (int32_t b = 0; b < model_.buckets; ++b)
+        add(fmt::format("{} forward {}", kIterationNames[v], b), times);
+      for (int32_t b = model_.buckets - 1; b >= 0; --b) {
+        model_.backward[b][v] = static_cast<int32_t>(model_.intervals.size());
+        add(fmt::format("{} backward {}", kIterationNames[v], b), times);
+      }
+    }
+    model_.update_begin = static_cast<int32_t>(model_.intervals.size());
+    for (int32_t b = 0; b < model_.buckets; ++b) add(fmt::format("update {}", b), 1);
+    add("tail", 1);
+    model_.exchanges.needed.assign(model_.intervals.size(), 0);
+    model_.exchanges.made = model_.exchanges.needed;
+    model_.updates.resize(model_.buckets);
+  }
+
+  int32_t interval(int v, Phase phase, int32_t bucket) const {
+    if (phase == Phase::update) return model_.update_begin + bucket;
+    return phase == Phase::forward ? model_.iteration_begin[v] + bucket
+                                   : model_.backward[bucket][v];
+  }
+
+  void add_units(const Schedule& train) {
+    const Placement pins = placement_of_pins(input_);
+    std::map<std::pair<std::string, int32_t>, int32_t> index;
+    for (const PlaceUnit& unit : place_units(train)) {
+      const int32_t bucket = bucket_of(unit.key.second);
+      const auto [it, fresh] =
+          index.try_emplace({unit.key.first, bucket}, static_cast<int32_t>(model_.units.size()));
+      if (fresh) {
+        BucketUnit u;
+        u.name = unit.key.first;
+        u.bucket = bucket;
+        u.pool = pool_of(unit);
+        u.can_stream = input_.offload == Mode::automatic;
+        u.can_recompute = input_.recompute == Mode::automatic && unit.recomputable;
+        model_.units.push_back(std::move(u));
+      }
+      BucketUnit& u = model_.units[it->second];
+      u.keys.push_back(unit.key);
+      u.bytes += static_cast<double>(unit.bytes);
+      unit_of_[unit.key] = it->second;
+      all_host_.where[unit.key] = Where::host;
+      if (const auto pin = pins.where.find(unit.key); pin != pins.where.end())
+        u.pinned[static_cast<int>(pin->second)] += 1;
+    }
+    for (BucketUnit& u : model_.units) {
+      for (double& pinned : u.pinned) pinned /= static_cast<double>(u.keys.size());
+      u.can_stream |= u.pinned[static_cast<int>(Where::host)] > 0;
+      u.can_recompute |= u.pinned[static_cast<int>(Where::recompute)] > 0;
+    }
+  }
+
+  double seconds_of(const Node& node, const Graph& g) const {
+    std::vector<TensorType> in;
+    for (const Operand& o : node.in) {
+      const Tensor& t = g.tensors[o.tensor];
+      in.push_back({t.dtype, o.count < 0 ? t.dims : Dims(o.count)});
+    }
+    return op_seconds(node.op, node.attrs, in, input_.profile, input_.bf16);
+  }
+
+  double exchange_seconds(const Node& node, const Graph& g) const {
+    double sent = 0, received = 0;
+    for (const Transfer& t : node.transfers) {
+      const Operand& o = (t.send ? node.in : node.out)[t.operand];
+      const Tensor& tensor = g.tensors[o.tensor];
+      (t.send ? sent : received) += static_cast<double>(
+          (o.count < 0 ? tensor.dims.count() : o.count) * size_of(tensor.dtype));
+    }
+    const double rate = input_.profile.intra_node_bandwidth > 0
+                            ? input_.profile.intra_node_bandwidth
+                            : input_.profile.memory_bandwidth;
+    return input_.profile.copy_seconds + std::max(sent, received) / rate;
+  }
+
+  // How often stage [begin, begin + trip) of a step's iterations counts in the model's v-th.
+  double share(int v, int32_t begin, int32_t trip) const {
+    if (v == 0) return begin == 0 ? 1 : 0;
+    const int32_t last = iterations_ - 1;
+    if (v == 2) return last > 0 && begin + trip > last ? 1 : 0;
+    const int32_t inside = std::min(begin + trip, last) - std::max(begin, 1);
+    return inside <= 0 ? 0 : static_cast<double>(inside) / (iterations_ - 2);
+  }
+
+  // Compute, exchanges and what all units would stream, of the order that `position` stands for.
+  void walk(const Schedule& train, int position) {
+    const Sequencer sequencer(train, all_host_);
+    const std::vector<StagePlan> stages = plan_stages(train, sequencer);
+    int32_t iteration = 0;
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const Stage& stage = train.stages[s];
+      const bool update = stage.name == "update";
+      for (int v = 0; v < 3; ++v) {
+        const double weight = update ? (v == 0 ? 1 : 0) : share(v, iteration, stage.trip);
+        if (weight > 0) walk_stage(train, stages[s], position, v, weight, update);
+      }
+      if (!update) iteration += stage.trip;
+    }
+  }
+
+  void walk_stage(const Schedule& train, const StagePlan& plan, int position, int v, double weight,
+                  bool update) {
+    const Graph& g = train.graph;
+    const bool end = position == static_cast<int>(Position::end);
+    std::vector<int32_t> at(plan.items.size());
+    std::vector<std::map<int32_t, double>> updates(model_.buckets);
+    int32_t current = update ? model_.update_begin : interval(v, Phase::forward, 0);
+    for (size_t p = 0; p < plan.items.size(); ++p) {
+      const Item& item = plan.items[p];
+      const Node& node = item.node;
+      const int32_t bucket = bucket_of(node.layer);
+      const bool pass = node.pass == Pass::forward || node.pass == Pass::backward;
+      if (node.kind == NodeKind::op && (update || pass))
+        current = interval(v, update ? Phase::update : item.phase, bucket);
+      at[p] = current;
+      if (node.kind == NodeKind::op) {
+        const double seconds = weight * seconds_of(node, g);
+        if (node.pass == Pass::update && node.unit != kNone)
+          updates[bucket][current] += seconds;
+        else if (end)
+          model_.intervals[current].compute += seconds;
+      } else if (node.kind == NodeKind::exchange && end) {
+        const double seconds = weight * exchange_seconds(node, g);
+        if (pass)
+          model_.exchanges.needed[interval(v, item.phase, bucket)] += seconds;
+        else
+          model_.exchanges.made[current] += seconds;
+      }
+    }
+    for (int32_t b = 0; b < model_.buckets; ++b)
+      for (const auto& [k, seconds] : updates[b])
+        model_.updates[b].compute[position].push_back({k, seconds});
+    for (const Use& use : plan.uses) add_use(g, use, at, position, weight);
+  }
+
+  void add_use(const Graph& g, const Use& use, const std::vector<int32_t>& at, int position,
+               double weight) {
+    const Tensor& first = g.tensors[use.pieces.begin()->first];
+    const auto found = unit_of_.find({first.place, first.layer});
+    if (found == unit_of_.end()) return;  // homeless
+    BucketUnit& unit = model_.units[found->second];
+    if (unit.pool == Pool::activations && position != 0) return;
+    Streaming& streaming = unit.streaming[position];
+    for (const auto& [tensor, piece] : use.pieces) {
+      const auto size = static_cast<double>(size_of(g.tensors[tensor].dtype));
+      const auto add = [&](int32_t k, const RangeSet& ranges, bool in) {
+        if (ranges.empty()) return;
+        Flow& flow = flow_at(streaming, k);
+        for (const ElementRange& r : ranges.ranges()) {
+          (in ? flow.in_bytes : flow.out_bytes) += weight * size * static_cast<double>(r.count());
+          (in ? flow.in_copies : flow.out_copies) += weight;
+        }
+      };
+      add(at[use.first], piece.fetch, true);
+      if (!piece.written.empty()) add(at[piece.last_write], piece.written, false);
+    }
+    const int32_t ring = ring_index(use.ring, first.place, unit.pool);
+    for (SlotNeed& need : streaming.slots)
+      if (need.ring == ring) {
+        need.bytes = std::max(need.bytes, static_cast<double>(use.slot_bytes));
+        return;
+      }
+    streaming.slots.push_back({ring, static_cast<double>(use.slot_bytes)});
+  }
+
+  static Flow& flow_at(Streaming& streaming, int32_t k) {
+    for (Flow& flow : streaming.flows)
+      if (flow.interval == k) return flow;
+    Flow flow;
+    flow.interval = k;
+    return streaming.flows.emplace_back(flow);
+  }
+
+  int32_t ring_index(const std::string& name, const std::string& place, Pool pool) {
+    for (size_t r = 0; r < model_.rings.size(); ++r)
+      if (model_.rings[r].name == name) return static_cast<int32_t>(r);
+    model_.rings.push_back({name, place, pool});
+    return static_cast<int32_t>(model_.rings.size()) - 1;
+  }
+
+  // Nodes that recomputation repeats, closed under what they read that is never kept.
+  void add_repeated(const Schedule& train) {
+    const Graph& g = train.graph;
+    const Sequencer sequencer(train, all_host_);
+    const auto kept = [&](TensorId t) { return sequencer.saved(t); };
+    std::map<TensorId, std::pair<int32_t, int32_t>> producer;  // layer, position in it
+    std::vector<std::vector<NodeId>> nodes(static_cast<size_t>(layers_) + 2);
+    for (size_t n = 0; n < g.nodes.size(); ++n) {
+      const Node& node = g.nodes[n];
+      if (node.pass != Pass::forward || node.kind != NodeKind::op) continue;
+      for (const Operand& o : node.out)
+        producer[o.tensor] = {node.layer, static_cast<int32_t>(nodes[node.layer].size())};
+      nodes[node.layer].push_back(static_cast<NodeId>(n));
+    }
+    std::map<std::pair<int32_t, int32_t>, int32_t> index;  // bucket, position in its layers
+    for (int32_t layer = 0; layer <= layers_ + 1; ++layer) {
+      const int32_t bucket = bucket_of(layer);
+      std::set<int32_t> wanted;
+      std::vector<std::set<int32_t>> units(nodes[layer].size()), needed(nodes[layer].size());
+      for (int32_t j = static_cast<int32_t>(nodes[layer].size()) - 1; j >= 0; --j) {
+        const Node& node = g.nodes[nodes[layer][j]];
+        for (const Operand& o : node.out) {
+          const Tensor& t = g.tensors[o.tensor];
+          if (!kept(o.tensor) || t.anchor) continue;
+          const int32_t unit = unit_of_.at({t.place, t.layer});
+          if (model_.units[unit].can_recompute) units[j].insert(unit);
+        }
+        if (!units[j].empty()) wanted.insert(j);
+        if (!wanted.contains(j)) continue;
+        for (const Operand& o : recompute_node(node, kept).in) {
+          const auto made = producer.find(o.tensor);
+          if (made == producer.end() || made->second.first != layer || kept(o.tensor)) continue;
+          wanted.insert(made->second.second);
+          needed[j].insert(made->second.second);
+        }
+      }
+      for (const int32_t j : wanted) {  // ascending: what is needed comes first
+        const auto [it, fresh] =
+            index.try_emplace({bucket, j}, static_cast<int32_t>(model_.repeated.size()));
+        if (fresh) {
+          RepeatedNode node;
+          node.bucket = bucket;
+          node.units.assign(units[j].begin(), units[j].end());
+          for (const int32_t other : needed[j]) node.needed.push_back(index.at({bucket, other}));
+          model_.repeated.push_back(std::move(node));
+        }
+        model_.repeated[it->second].seconds +=
+            model_.choice.group * seconds_of(recompute_node(g.nodes[nodes[layer][j]], kept), g);
+      }
+    }
+  }
+
+  // What no placement changes: transients and workspaces of everything resident, rings of what has
+  // no home at one slot each, inputs, scalars.
+  void add_fixed() {
+    PlanInput bare = input_;
+    bare.snapshots = false;
+    ScheduleChoice choice = model_.choice;
+    choice.reduce_delay = 0;
+    Placement resident;
+    resident.slots["comm_staging"] = 1;
+    const Plan plan = lay_out(bare, resident, choice);
+    std::set<std::string> places;
+    for (const BucketUnit& unit : model_.units) places.insert(unit.name);
+    model_.fixed_device_bytes = static_cast<double>(plan.device.peak);
+    for (const auto& [place, bytes] : plan.device.by_class)
+      if (places.contains(place)) model_.fixed_device_bytes -= static_cast<double>(bytes);
+    model_.fixed_host_bytes = static_cast<double>(plan.host.peak);
+  }
+
+  const PlanInput& input_;
+  int32_t layers_ = 0, blocks_ = 0, iterations_ = 1;
+  StepModel model_;
+  std::map<PlaceKey, int32_t> unit_of_;
+  Placement all_host_;
+};
+
+}  // namespace
+
+StepModel step_model(const PlanInput& input, int32_t group, int32_t blocks) {
+  return Modelling(input, group, blocks).run();
+}
+
+}  // namespace spillway

@@ -1,0 +1,105 @@
+// Internal to the planner: one order of the work (a group size), reduced to what decides how fast
+// it can be. The linear program of bound_lp.h is built from it.
+//
+// Time is cut into intervals: the compute lane's work on one bucket of neighbouring layers in one
+// pass. Iterations of a step are three: the first, the average of those between, the last. Bytes
+// and seconds of the middle one are averages over its `weight` iterations.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace spillway {
+
+enum class Pool : uint8_t { activations, parameters, gradients, state };
+constexpr int kPools = 4;
+
+// Where a layer's update stands, as the linear program chooses it.
+enum class Position : uint8_t { end, rotated };
+constexpr int kPositions = 2;
+
+struct Interval {
+  std::string name;    // "first forward 3"
+  double weight = 1;   // times a step
+  double compute = 0;  // seconds; of updates only what is not one layer's
+};
+
+// What one choice for a unit moves in an interval.
+struct Flow {
+  int32_t interval = 0;
+  double in_bytes = 0, out_bytes = 0;
+  double in_copies = 0, out_copies = 0;
+};
+
+// Streamed one way, a unit needs a slot of at least `bytes` in ring `ring`.
+struct SlotNeed {
+  int32_t ring = 0;
+  double bytes = 0;
+};
+
+struct Streaming {
+  std::vector<Flow> flows;  // by interval
+  std::vector<SlotNeed> slots;
+};
+
+// The units of one name in the layers of one bucket.
+struct BucketUnit {
+  std::string name;
+  int32_t bucket = 0;
+  Pool pool = Pool::activations;
+  std::vector<PlaceKey> keys;  // by layer
+  double bytes = 0;            // of all layers
+  bool can_stream = false, can_recompute = false;
+  std::array<double, 3> pinned = {};            // fraction of the layers, by Where
+  std::array<Streaming, kPositions> streaming;  // activations: [0] alone
+};
+
+// A forward node of every layer of a bucket that the backward pass may repeat.
+struct RepeatedNode {
+  int32_t bucket = 0;
+  std::vector<int32_t> units;   // whose recomputation repeats it
+  std::vector<int32_t> needed;  // repeated nodes whose outputs it reads, never kept
+  double seconds = 0;           // of all layers and micro-batches of one iteration
+};
+
+struct BucketUpdate {
+  // Seconds of compute by interval.
+  std::array<std::vector<std::pair<int32_t, double>>, kPositions> compute;
+};
+
+// Exchanges, in seconds of the communication lane. `needed` must be done by the end of the
+// interval, `made` can begin when it does.
+struct Exchanges {
+  std::vector<double> needed, made;  // by interval
+};
+
+struct RingModel {
+  std::string name, place;
+  Pool pool = Pool::activations;
+};
+
+struct StepModel {
+  ScheduleChoice choice;  // all updates at the end
+  int32_t buckets = 0;    // embedding and head included
+  std::vector<Interval> intervals;
+  std::array<int32_t, 3> iteration_begin = {-1, -1, -1};  // first interval; -1: none
+  int32_t update_begin = 0;                      // … of the updates; the last is the tail
+  std::vector<std::array<int32_t, 3>> backward;  // by bucket: interval in each iteration, or -1
+  std::vector<BucketUnit> units;
+  std::vector<RepeatedNode> repeated;
+  std::vector<BucketUpdate> updates;  // by bucket
+  Exchanges exchanges;
+  std::vector<RingModel> rings;
+  double fixed_device_bytes = 0, fixed_host_bytes = 0;  // of any placement
+  bool can_rotate = true;
+};
+
+// `blocks`: at most this many buckets of block layers.
+StepModel step_model(const PlanInput& input, int32_t group, int32_t blocks);
+
+}  // namespace spillway
