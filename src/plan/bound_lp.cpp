@@ -78,8 +78,10 @@ class Building {
   }
 
   double ring_limit(int32_t ring) const {
-    if (aid_.slots == 0) return -1;
-    double slot = 0;
+    double slot = 0, pool = 0;
+    for (const BucketUnit& unit : model_.units)
+      if (unit.pool == model_.rings[ring].pool) pool += unit.bytes;
+    if (aid_.slots == 0) return pool;
     for (const BucketUnit& unit : model_.units)
       for (const Streaming& streaming : unit.streaming)
         for (const SlotNeed& need : streaming.slots)

@@ -62,6 +62,9 @@ LpSolver::LpSolver(const Lp& lp) : state_(std::make_unique<State>()) {
   Clp_loadProblem(state_->clp, columns, rows, start.data(), index.data(), element.data(),
                   lower.data(), upper.data(), cost.data(), row_lower.data(), row_upper.data());
   Clp_scaling(state_->clp, 0);
+  constexpr double kTolerance = 1e-9;
+  Clp_setDualTolerance(state_->clp, kTolerance);
+  Clp_setPrimalTolerance(state_->clp, kTolerance);
 }
 
 LpSolver::~LpSolver() = default;

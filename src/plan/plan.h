@@ -57,6 +57,14 @@ struct Plan {
   double step_seconds = 0, exposed_transfer_seconds = 0, mfu = 0;
 };
 
+// Multipliers of the rows of bound_lp.h's program for one group size, by the rows' names; what is
+// not named is 0. Any multipliers prove some bound (weak duality), whoever found them.
+struct Certificate {
+  int32_t group = 1;
+  double bound_seconds = 0;  // infinite: no plan of this group fits
+  std::vector<std::pair<std::string, double>> multipliers;
+};
+
 // What `train plan` prints.
 struct PlanReport {
   bool fits = false;
@@ -66,6 +74,13 @@ struct PlanReport {
   // The fastest plan found that keeps nothing on the host and fits the device; 0: none.
   int64_t no_offload_device_bytes = 0;
   double no_offload_step_seconds = 0;
+  // No plan of any group size, update positions, placement and ring depths is faster than this, in
+  // the model; 0 where nothing fits.
+  double bound_seconds = 0;
+  std::vector<Certificate> certificates;  // one a group size
+  // Seconds of a step that one more byte of device memory saves, and what one more byte a second of
+  // both links does: of the linear program, at its optimum.
+  double seconds_per_device_byte = 0, seconds_per_link_rate = 0;
   uint64_t numerics = 0;
 };
 

@@ -36,32 +36,6 @@ int64_t bytes_moved(const Program& program) {
   return bytes;
 }
 
-// Evaluations that a model can afford: many for a small one.
-int family_size(const SearchSpace& space) {
-  return static_cast<int>(std::clamp<int64_t>(250000 / std::max<int64_t>(1, space.nodes), 48, 160));
-}
-
-// A schedule other than batch-first with updates at the end gets this part of the evaluations, and
-// only as many of them are tried as keep the whole within bounds.
-constexpr int kOtherShare = 4;
-constexpr int64_t kLargestOther = 12000;  // nodes
-
-std::vector<ScheduleChoice> other_schedules(const PlanInput& input) {
-  std::vector<ScheduleChoice> result;
-  const int32_t layers = input.train->get({}).graph.layers + 2;
-  const auto nodes = static_cast<int64_t>(input.train->get({}).stages.front().visits.size());
-  const std::vector<int32_t> groups = group_choices(input.train->spec());
-  for (const bool rotated : {true, false})
-    for (const int32_t group : {groups.front(), groups.back()}) {
-      ScheduleChoice choice;
-      choice.group = group;
-      if (rotated) choice.update.assign(layers, UpdatePosition::rotated);
-      if (choice == ScheduleChoice{} || nodes * group > kLargestOther) continue;
-      if (std::find(result.begin(), result.end(), choice) == result.end()) result.push_back(choice);
-    }
-  return result;
-}
-
 // The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
 std::string size_at_least(int64_t bytes) {
   constexpr double kMiB = 1 << 20;
@@ -75,15 +49,12 @@ std::string size_at_least(int64_t bytes) {
 
 PlanReport make_plan(const PlanInput& input) {
   const SearchSpace space = search_space(input);
-  const auto evaluate = [&](const Candidate& c) {
-    return evaluate_placement(input, c.placement, c.schedule);
-  };
   PlanReport report;
-  const Candidate minimum = least_device_memory(space);
-  Plan least = evaluate(minimum);
-  report.plan = evaluate({space.base, {}});
+  report.plan = evaluate_placement(input, space.base, {});
   report.all_resident_device_bytes = report.plan.device.peak;
   report.all_resident_step_seconds = report.plan.step_seconds;
+  const Candidate minimum = least_device_memory(space);
+  Plan least = evaluate_placement(input, minimum.placement, minimum.schedule);
   report.device_minimum_bytes = least.device.peak;
   report.host_of_minimum_bytes = least.host.peak;
   report.fits = fits(report.plan, input.budgets);
@@ -99,31 +70,9 @@ PlanReport make_plan(const PlanInput& input) {
     report.plan = std::move(plan);
     report.fits = true;
   };
-  const auto consider = [&](const Candidate& c) {
-    Plan plan = lay_out(input, c.placement, c.schedule);
-    if (!fits(plan, input.budgets)) return false;
-    synchronise_and_time(input, plan);
-    consider_plan(std::move(plan));
-    return true;
-  };
-  // Where everything fits in any order of the work, nothing needs to move.
-  const std::vector<ScheduleChoice> others = other_schedules(input);
-  bool all_fit = report.fits;
-  for (const ScheduleChoice& choice : others) all_fit &= consider({space.base, choice});
-  if (all_fit) return report;
-  for (const Candidate& candidate : candidate_family(space, minimum, family_size(space)))
-    if (!(candidate == minimum)) consider(candidate);
-  // Other orders of the same work: larger groups, and updates in the next step's forward pass.
-  for (const ScheduleChoice& choice : others) {
-    const SearchSpace other = search_space(input, choice);
-    Candidate least_of_other = minimum;
-    least_of_other.schedule = choice;
-    for (const Candidate& candidate :
-         candidate_family(other, least_of_other, family_size(other) / kOtherShare))
-      consider(candidate);
-  }
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
+  search_by_bound(input, report, consider_plan);
   return report;
 }
 

@@ -2,6 +2,7 @@
 // a larger budget only ever adds plans to choose from.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -57,9 +58,9 @@ Peaks peaks_of(const PlanInput& input, const Candidate& candidate);
 // host; all that can be recomputed), one slot a ring, sums over ranks not delayed.
 Candidate least_device_memory(const SearchSpace& space);
 
-// At most about `count` placements from all resident down to `minimum`, both included. By fluid
-// estimates: units move off the device in the order of seconds a byte, the lowest layers first.
-std::vector<Candidate> candidate_family(const SearchSpace& space, const Candidate& minimum,
-                                        int count);
+// Solves the linear program of every group size for the report's bound and certificates, and offers
+// the plans that its solutions round to. `report.plan` must be the best plan offered so far.
+void search_by_bound(const PlanInput& input, PlanReport& report,
+                     const std::function<void(Plan)>& offer);
 
 }  // namespace spillway

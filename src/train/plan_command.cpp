@@ -47,8 +47,9 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
       possible ? nlohmann::ordered_json(r.no_offload_device_bytes) : nullptr;
   j["no_offload_step_seconds"] =
       possible ? nlohmann::ordered_json(r.no_offload_step_seconds) : nullptr;
-  j["bound_seconds"] = nullptr;
-  j["gap"] = nullptr;
+  j["bound_seconds"] = r.bound_seconds > 0 ? nlohmann::ordered_json(r.bound_seconds) : nullptr;
+  j["gap"] = r.bound_seconds > 0 ? nlohmann::ordered_json(r.plan.step_seconds / r.bound_seconds - 1)
+                                 : nullptr;
   j["mfu"] = r.plan.mfu;
   j["group"] = r.plan.schedule.group;
   j["rotated_layers"] = rotated_layers(r.plan.schedule);
@@ -116,6 +117,9 @@ void print_report(const PlanReport& r, const Workload& w) {
     fmt::print("  without offload            no plan found that fits\n");
   fmt::print("  predicted step time        {:.2f} ms, exposed transfer {:.2f} ms, MFU {:.1f} %\n",
              1e3 * p.step_seconds, 1e3 * p.exposed_transfer_seconds, 100 * p.mfu);
+  if (r.bound_seconds > 0)
+    fmt::print("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left\n",
+               1e3 * r.bound_seconds, 100 * (p.step_seconds / r.bound_seconds - 1));
 }
 
 }  // namespace

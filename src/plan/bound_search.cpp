@@ -1,0 +1,123 @@
+// From bounds to plans: group sizes in the order of their bounds, each until no plan of it can be
+// faster than the best one found.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "plan/rounding.h"
+#include "plan/search.h"
+
+namespace spillway {
+namespace {
+
+constexpr int32_t kBlocks = 8;
+// A plan this close to the bound is as good as any.
+constexpr double kCloseEnough = 1.002;
+
+struct Group {
+  StepModel model;
+  double bound = 0;
+};
+
+// Certificates list what has a multiplier, in the order of rows.
+std::vector<std::pair<std::string, double>> named(const Lp& lp, const std::vector<double>& duals) {
+  std::vector<std::pair<std::string, double>> result;
+  for (size_t r = 0; r < lp.rows.size(); ++r)
+    if (duals[r] != 0) result.push_back({lp.rows[r].name, duals[r]});
+  return result;
+}
+
+class BoundSearch {
+ public:
+  BoundSearch(const PlanInput& input, PlanReport& report, const std::function<void(Plan)>& offer)
+      : input_(input), report_(report), offer_(offer) {}
+
+  void run() {
+    for (const int32_t group : group_choices(input_.train->spec()))
+      groups_.push_back({step_model(input_, group, kBlocks), 0});
+    // The optimum is no slower than what has been found; where nothing has, than anything sensible.
+    horizon_ = report_.fits ? report_.plan.step_seconds : 1e3 * report_.plan.step_seconds;
+    for (Group& group : groups_) solve(group);
+    std::sort(groups_.begin(), groups_.end(),
+              [](const Group& a, const Group& b) { return a.bound < b.bound; });
+    for (const bool offload : {true, false}) {
+      if (!offload && input_.recompute != Mode::automatic) continue;
+      for (const Group& group : groups_) explore(group, offload);
+    }
+    const double best = groups_.front().bound;
+    report_.bound_seconds = std::isinf(best) ? 0 : best;
+  }
+
+ private:
+  void solve(Group& group) {
+    const BoundLp program =
+        bound_lp(group.model, input_.profile, input_.budgets, horizon_, offloads());
+    const LpSolution solution = LpSolver(program.lp).solve();
+    Certificate certificate;
+    certificate.group = group.model.choice.group;
+    group.bound = solution.feasible ? dual_bound(program.lp, solution.duals)
+                                    : std::numeric_limits<double>::infinity();
+    certificate.bound_seconds = group.bound;
+    certificate.multipliers = named(program.lp, solution.duals);
+    report_.certificates.push_back(std::move(certificate));
+    const bool best = std::all_of(groups_.begin(), groups_.end(), [&](const Group& other) {
+      return &other == &group || other.bound == 0 || other.bound >= group.bound;
+    });
+    if (solution.feasible && best)
+      report_.seconds_per_device_byte = -solution.duals[program.device_row];
+  }
+
+  bool offloads() const { return input_.offload == Mode::automatic; }
+
+  void explore(const Group& group, bool offload) {
+    if (std::isinf(group.bound) || (offload && !offloads())) return;
+    for (const int32_t slots : {2, 3, 4, 1})
+      for (const double cost : {0.003, 0.0005}) {
+        const double best = offload ? (report_.fits ? report_.plan.step_seconds : 0)
+                                    : report_.no_offload_step_seconds;
+        if (best > 0 && best <= group.bound * kCloseEnough) return;
+        if (!offload && (slots != 2 || cost < 0.001)) continue;
+        round(group, offload, {slots, 1, cost / input_.profile.h2d_bandwidth});
+      }
+  }
+
+  // Rounds, and takes what the packing needs beyond the budget off the program's budget.
+  void round(const Group& group, bool offload, const RoundingAid& aid) {
+    constexpr int kTries = 4;
+    Budgets budgets = input_.budgets;
+    for (int attempt = 1; attempt <= kTries; ++attempt) {
+      const BoundLp program =
+          bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, offload, aid);
+      const LpSolution solution = LpSolver(program.lp).solve();
+      if (!solution.feasible) return;
+      Candidate candidate = rounded(group.model, program, solution.columns, aid.slots);
+      for (const auto& [key, where] : placement_of_pins(input_).where)
+        candidate.placement.where[key] = where;
+      Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
+      const int64_t device = plan.device.peak - input_.budgets.device;
+      const int64_t host = plan.host.peak - input_.budgets.host;
+      if (device <= 0 && host <= 0) {
+        synchronise_and_time(input_, plan);
+        offer_(std::move(plan));
+        return;
+      }
+      budgets.device -= std::max<int64_t>(0, device) * (attempt + 1) / 2;
+      budgets.host -= std::max<int64_t>(0, host) * (attempt + 1) / 2;
+    }
+  }
+
+  const PlanInput& input_;
+  PlanReport& report_;
+  const std::function<void(Plan)>& offer_;
+  std::vector<Group> groups_;
+  double horizon_ = 0;
+};
+
+}  // namespace
+
+void search_by_bound(const PlanInput& input, PlanReport& report,
+                     const std::function<void(Plan)>& offer) {
+  BoundSearch(input, report, offer).run();
+}
+
+}  // namespace spillway
