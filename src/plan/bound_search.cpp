@@ -11,6 +11,8 @@ namespace spillway {
 namespace {
 
 constexpr int32_t kBlocks = 8;
+constexpr int kRungs = 24;     // between the least memory and all resident
+constexpr size_t kGroups = 2;  // that are rounded
 // A plan this close to the bound is as good as any.
 constexpr double kCloseEnough = 1.002;
 
@@ -42,7 +44,7 @@ class BoundSearch {
               [](const Group& a, const Group& b) { return a.bound < b.bound; });
     for (const bool offload : {true, false}) {
       if (!offload && input_.recompute != Mode::automatic) continue;
-      for (const Group& group : groups_) explore(group, offload);
+      for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) explore(groups_[g], offload);
     }
     const double best = groups_.front().bound;
     report_.bound_seconds = std::isinf(best) ? 0 : best;
@@ -69,22 +71,45 @@ class BoundSearch {
 
   bool offloads() const { return input_.offload == Mode::automatic; }
 
+  // Budgets to plan for: the whole one, and the next below it on a fixed ladder, so that a little
+  // more memory finds much the same plans.
+  std::vector<Budgets> ladder() const {
+    std::vector<Budgets> result = {input_.budgets};
+    const auto least = static_cast<double>(report_.device_minimum_bytes);
+    const auto all = static_cast<double>(report_.all_resident_device_bytes);
+    for (int rung = kRungs; rung >= 0; --rung) {
+      const double at = std::pow(static_cast<double>(rung) / kRungs, 1.5);
+      const auto bytes = static_cast<int64_t>(least + at * (all - least));
+      if (bytes >= input_.budgets.device) continue;
+      result.push_back({bytes, input_.budgets.host});
+      if (result.size() == 3) break;
+    }
+    return result;
+  }
+
+  bool close_enough(const Group& group, bool offload) const {
+    const double best =
+        offload ? (report_.fits ? report_.plan.step_seconds : 0) : report_.no_offload_step_seconds;
+    return best > 0 && best <= group.bound * kCloseEnough;
+  }
+
   void explore(const Group& group, bool offload) {
     if (std::isinf(group.bound) || (offload && !offloads())) return;
-    for (const int32_t slots : {2, 3, 4, 1})
-      for (const double cost : {0.003, 0.0005}) {
-        const double best = offload ? (report_.fits ? report_.plan.step_seconds : 0)
-                                    : report_.no_offload_step_seconds;
-        if (best > 0 && best <= group.bound * kCloseEnough) return;
-        if (!offload && (slots != 2 || cost < 0.001)) continue;
-        round(group, offload, {slots, 1, cost / input_.profile.h2d_bandwidth});
+    constexpr RoundingAid kAids[] = {{2, 1, 0.003},   {3, 1, 0.003},  {1, 1, 0.003},
+                                     {2, 0.6, 0.003}, {4, 1, 0.0005}, {1, 0.4, 0.003},
+                                     {2, 1, 0.03}};
+    for (const Budgets& budgets : ladder())
+      for (RoundingAid aid : kAids) {
+        if (close_enough(group, offload)) return;
+        aid.cost_of_bytes /= input_.profile.h2d_bandwidth;
+        round(group, budgets, offload, aid);
+        if (!offload) return;
       }
   }
 
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
-  void round(const Group& group, bool offload, const RoundingAid& aid) {
+  void round(const Group& group, Budgets budgets, bool offload, const RoundingAid& aid) {
     constexpr int kTries = 4;
-    Budgets budgets = input_.budgets;
     for (int attempt = 1; attempt <= kTries; ++attempt) {
       const BoundLp program =
           bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, offload, aid);

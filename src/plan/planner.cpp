@@ -36,6 +36,13 @@ int64_t bytes_moved(const Program& program) {
   return bytes;
 }
 
+constexpr double kWorthImproving = 1.005;
+
+// Evaluations that a model can afford: many for a small one.
+int evaluations(const SearchSpace& space) {
+  return static_cast<int>(std::clamp<int64_t>(100000 / std::max<int64_t>(1, space.nodes), 8, 160));
+}
+
 // The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
 std::string size_at_least(int64_t bytes) {
   constexpr double kMiB = 1 << 20;
@@ -73,6 +80,9 @@ PlanReport make_plan(const PlanInput& input) {
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
   search_by_bound(input, report, consider_plan);
+  if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving)
+    consider_plan(improved(search_space(input, report.plan.schedule), report.plan, input.budgets,
+                           evaluations(space)));
   return report;
 }
 

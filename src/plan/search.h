@@ -58,6 +58,10 @@ Peaks peaks_of(const PlanInput& input, const Candidate& candidate);
 // host; all that can be recomputed), one slot a ring, sums over ranks not delayed.
 Candidate least_device_memory(const SearchSpace& space);
 
+// The best plan that single moves reach from `start` (which fits), by at most that many
+// evaluations: places of units, pairs of them, depths of rings, positions of updates.
+Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations);
+
 // Solves the linear program of every group size for the report's bound and certificates, and offers
 // the plans that its solutions round to. `report.plan` must be the best plan offered so far.
 void search_by_bound(const PlanInput& input, PlanReport& report,

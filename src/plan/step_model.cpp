@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "graph/builder.h"
-#include "plan/cost.h"
+#include "graph/op_seconds.h"
 #include "plan/search.h"
 #include "program/uses.h"
 
@@ -155,21 +155,22 @@ class Modelling {
   // Compute, exchanges and what all units would stream, of the order that `position` stands for.
   void walk(const Schedule& train, int position) {
     const Sequencer sequencer(train, all_host_);
-    const std::vector<StagePlan> stages = plan_stages(train, sequencer);
+    Rings rings;
+    const std::vector<StagePlan> stages = plan_stages(train, sequencer, rings);
     int32_t iteration = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = train.stages[s];
       const bool update = stage.name == "update";
       for (int v = 0; v < 3; ++v) {
         const double weight = update ? (v == 0 ? 1 : 0) : share(v, iteration, stage.trip);
-        if (weight > 0) walk_stage(train, stages[s], position, v, weight, update);
+        if (weight > 0) walk_stage(train, stages[s], rings, position, v, weight, update);
       }
       if (!update) iteration += stage.trip;
     }
   }
 
-  void walk_stage(const Schedule& train, const StagePlan& plan, int position, int v, double weight,
-                  bool update) {
+  void walk_stage(const Schedule& train, const StagePlan& plan, const Rings& rings, int position,
+                  int v, double weight, bool update) {
     const Graph& g = train.graph;
     const bool end = position == static_cast<int>(Position::end);
     std::vector<int32_t> at(plan.items.size());
@@ -177,7 +178,7 @@ class Modelling {
     int32_t current = update ? model_.update_begin : interval(v, Phase::forward, 0);
     for (size_t p = 0; p < plan.items.size(); ++p) {
       const Item& item = plan.items[p];
-      const Node& node = item.node;
+      const Node& node = *item.node;
       const int32_t bucket = bucket_of(node.layer);
       const bool pass = node.pass == Pass::forward || node.pass == Pass::backward;
       if (node.kind == NodeKind::op && (update || pass))
@@ -200,11 +201,12 @@ class Modelling {
     for (int32_t b = 0; b < model_.buckets; ++b)
       for (const auto& [k, seconds] : updates[b])
         model_.updates[b].compute[position].push_back({k, seconds});
-    for (const Use& use : plan.uses) add_use(g, use, at, position, weight);
+    for (const Use& use : plan.uses)
+      add_use(g, use, rings.all[use.ring].name, at, position, weight);
   }
 
-  void add_use(const Graph& g, const Use& use, const std::vector<int32_t>& at, int position,
-               double weight) {
+  void add_use(const Graph& g, const Use& use, const std::string& ring_name,
+               const std::vector<int32_t>& at, int position, double weight) {
     const Tensor& first = g.tensors[use.pieces.begin()->first];
     const auto found = unit_of_.find({first.place, first.layer});
     if (found == unit_of_.end()) return;  // homeless
@@ -224,7 +226,7 @@ class Modelling {
       add(at[use.first], piece.fetch, true);
       if (!piece.written.empty()) add(at[piece.last_write], piece.written, false);
     }
-    const int32_t ring = ring_index(use.ring, first.place, unit.pool);
+    const int32_t ring = ring_index(ring_name, first.place, unit.pool);
     for (SlotNeed& need : streaming.slots)
       if (need.ring == ring) {
         need.bytes = std::max(need.bytes, static_cast<double>(use.slot_bytes));

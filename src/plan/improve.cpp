@@ -1,0 +1,150 @@
+// Improvement by swaps: what rounding to whole layers lost, found again move by move.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "plan/search.h"
+
+namespace spillway {
+namespace {
+
+constexpr int32_t kMostSlots = 4;
+
+struct Move {
+  std::vector<std::pair<PlaceKey, Where>> places = {};
+  std::vector<std::pair<std::string, int32_t>> slots = {};
+  std::vector<std::pair<int32_t, UpdatePosition>> updates = {};
+  int32_t reduce_delay = -1;
+};
+
+class Improvement {
+ public:
+  Improvement(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations)
+      : space_(space),
+        input_(*space.input),
+        best_(std::move(start)),
+        budgets_(budgets),
+        left_(evaluations) {}
+
+  Plan run() {
+    bool improved = true;
+    while (improved && left_ > 0) {
+      improved = false;
+      for (const auto moves : {&Improvement::ring_moves, &Improvement::order_moves,
+                               &Improvement::unit_moves, &Improvement::swap_moves}) {
+        for (const Move& move : (this->*moves)()) {
+          if (left_ <= 0) break;
+          improved |= take(move);
+        }
+      }
+    }
+    return std::move(best_);
+  }
+
+ private:
+  bool take(const Move& move) {
+    Candidate next{best_.placement, best_.schedule};
+    for (const auto& [key, where] : move.places) next.placement.where[key] = where;
+    for (const auto& [place, slots] : move.slots) next.placement.slots[place] = slots;
+    for (const auto& [layer, position] : move.updates) {
+      next.schedule.update.resize(layers() + 2, UpdatePosition::end);
+      next.schedule.update[layer] = position;
+    }
+    if (!next.schedule.rotates()) next.schedule.update.clear();
+    if (move.reduce_delay >= 0) next.schedule.reduce_delay = move.reduce_delay;
+    if (next == Candidate{best_.placement, best_.schedule}) return false;
+    --left_;
+    Plan plan = lay_out(input_, next.placement, next.schedule);
+    if (plan.device.peak > budgets_.device || plan.host.peak > budgets_.host) return false;
+    synchronise_and_time(input_, plan);
+    if (plan.step_seconds >= best_.step_seconds * (1 - kWorthwhile)) return false;
+    best_ = std::move(plan);
+    return true;
+  }
+
+  int32_t layers() const { return input_.train->get({}).graph.layers; }
+
+  // Deeper rings hide more; shallower ones make room.
+  std::vector<Move> ring_moves() const {
+    std::set<std::string> streamed;
+    for (const auto& [key, where] : best_.placement.where)
+      if (where == Where::host) streamed.insert(key.first);
+    std::vector<Move> moves;
+    for (const std::string& place : streamed)
+      for (const int32_t by : {1, -1}) {
+        const int32_t slots = best_.placement.slots_of(place) + by;
+        if (slots >= 1 && slots <= kMostSlots) moves.push_back({{}, {{place, slots}}, {}});
+      }
+    return moves;
+  }
+
+  std::vector<Move> order_moves() const {
+    std::vector<Move> moves;
+    if (space_.several_ranks) {
+      Move move;
+      move.reduce_delay = 1 - best_.schedule.reduce_delay;
+      moves.push_back(move);
+    }
+    Move all, none;
+    for (int32_t layer = 0; layer <= layers() + 1; ++layer) {
+      all.updates.push_back({layer, UpdatePosition::rotated});
+      none.updates.push_back({layer, UpdatePosition::end});
+    }
+    moves.push_back(all);
+    moves.push_back(none);
+    for (int32_t layer = 0; layer <= layers() + 1; ++layer) {
+      Move move;
+      move.updates.push_back(
+          {layer, best_.schedule.rotates(layer) ? UpdatePosition::end : UpdatePosition::rotated});
+      moves.push_back(move);
+    }
+    return moves;
+  }
+
+  std::vector<Move> unit_moves() const {
+    std::vector<Move> moves;
+    for (const Group& group : space_.groups)
+      for (const PlaceUnit& unit : group.units)
+        for (const Where where : group.choices)
+          if (where != best_.placement.where.at(unit.key)) moves.push_back({{{unit.key, where}}});
+    return moves;
+  }
+
+  // One unit comes to the device, another of at least its size leaves it.
+  std::vector<Move> swap_moves() const {
+    std::vector<Move> moves;
+    for (const Group& in : space_.groups)
+      for (const PlaceUnit& unit : in.units) {
+        if (best_.placement.where.at(unit.key) == Where::device) continue;
+        for (const Group& out : space_.groups) {
+          if (&in == &out) continue;
+          const PlaceUnit* leaves = nullptr;
+          for (const PlaceUnit& other : out.units)
+            if (best_.placement.where.at(other.key) == Where::device && other.bytes >= unit.bytes)
+              leaves = &other;
+          if (leaves == nullptr) continue;
+          for (const Where where : out.choices)
+            if (where != Where::device)
+              moves.push_back({{{unit.key, Where::device}, {leaves->key, where}}});
+        }
+      }
+    return moves;
+  }
+
+  static constexpr double kWorthwhile = 1e-6;
+
+  const SearchSpace& space_;
+  const PlanInput& input_;
+  Plan best_;
+  Budgets budgets_;
+  int left_ = 0;
+};
+
+}  // namespace
+
+Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations) {
+  return Improvement(space, std::move(start), budgets, evaluations).run();
+}
+
+}  // namespace spillway
