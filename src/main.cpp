@@ -9,6 +9,7 @@
 #include "checkpoint/store.h"
 #include "runtime/cpu/mpi_communicator.h"
 #include "train/bench.h"
+#include "train/calibrate.h"
 #include "train/doctor.h"
 #include "train/plan_command.h"
 #include "train/sample.h"
@@ -27,7 +28,7 @@ struct CommandLine {
   SampleOptions sample;
   BenchOptions bench;
   DoctorOptions doctor;
-  std::string inspect_path;
+  std::string inspect_path, calibrate_out;
 };
 
 void add_config_options(CLI::App* app, CommandLine& c, bool required) {
@@ -49,16 +50,17 @@ int report(const Error& e, const Communicator& communicator, bool shared) {
   return static_cast<int>(e.code());
 }
 
-int run_training(const CommandLine& c) {
+// What a command does together with the other ranks of the launch. The config is read by rank 0 and
+// told to the others, so that a file that only one host lacks, and every error in it, is one error.
+int run_together(const CommandLine& c,
+                 const std::function<ExitCode(const Config&, Communicator&)>& command) {
   std::unique_ptr<Communicator> communicator = make_communicator();
-  // The config is read by rank 0 and told to the others, so that a file that only one host lacks,
-  // and every error in it, is one error.
   int code = 0;
   try {
     std::string text;
     on_rank_0(*communicator, [&] { text = to_json_text(load_config(c.config, c.set)); });
     text = communicator->broadcast_text(text, 0);
-    return static_cast<int>(train(parse_config(text, c.config, {}), c.train, *communicator));
+    return static_cast<int>(command(parse_config(text, c.config, {}), *communicator));
   } catch (const SharedError& e) {
     code = report(e, *communicator, true);
   } catch (const Error& e) {
@@ -112,6 +114,12 @@ int run(int argc, char** argv) {
   bench->add_option("--repeat", c.bench.repeat, "Measured repetitions")->check(CLI::PositiveNumber);
   bench->add_option("--json", c.bench.json, "bench device: also write what was measured here");
 
+  auto* calibration = app.add_subcommand(
+      "calibrate", "Measure this machine, alone or under mpirun or srun, into a hardware profile");
+  add_config_options(calibration, c, true);
+  calibration->add_option("--out", c.calibrate_out, "File for the profile, ending in .json")
+      ->required();
+
   auto* doctor =
       app.add_subcommand("doctor", "Look for what breaks runs here, alone, under mpirun or srun");
   add_config_options(doctor, c, false);
@@ -141,8 +149,15 @@ int run(int argc, char** argv) {
     c.bench.set = c.set;
     return static_cast<int>(bench_command(c.bench));
   }
+  if (*calibration)
+    return run_together(c, [&](const Config& config, Communicator& communicator) {
+      calibrate(config, c.calibrate_out, communicator);
+      return ExitCode::done;
+    });
   if (c.config.empty()) bad_input("command line: --config is required (train --help)");
-  return run_training(c);
+  return run_together(c, [&](const Config& config, Communicator& communicator) {
+    return train(config, c.train, communicator);
+  });
 }
 
 }  // namespace

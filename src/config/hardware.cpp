@@ -172,11 +172,17 @@ HardwareProfile load_profile(const HardwareConfig& config) {
     }
     name = "cpu";
   }
-  const std::string path = preset_path("hardware", name, "hardware.profile", "");
+  const bool file = std::filesystem::path(name).extension() == ".json";
+  const std::string path = file ? name : preset_path("hardware", name, "hardware.profile", "");
+  if (std::error_code error; file && !std::filesystem::is_regular_file(path, error))
+    bad_input(
+        "hardware.profile: there is no file {}; expected the path of a profile (train calibrate "
+        "writes one) or a name: {}",
+        in_quotes(path), fmt::join(preset_names("hardware"), ", "));
   const Json json = parse_json(read_json_file(path), path);
   check_json(json, profile_schema(), "", path, true);
   HardwareProfile profile;
-  profile.name = name;
+  profile.name = file ? std::filesystem::path(name).stem().string() : name;
   for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
     const Json& entry = json.at(key);
     read_value(entry.is_object() ? entry.at("value") : entry, field);
@@ -190,6 +196,24 @@ HardwareProfile load_profile(const HardwareConfig& config) {
   }
   if (config.link > 0) set_link(profile, config.link);
   return profile;
+}
+
+std::string profile_json(const HardwareProfile& profile, const std::string& description,
+                         const std::map<std::string, std::string>& sources,
+                         const std::string& other_source) {
+  Json json = Json::object();
+  json["description"] = description;
+  for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
+    const Json value = value_json(field);
+    if (key == "kind") {
+      json[key] = value;
+      return;
+    }
+    const auto source = sources.find(key);
+    json[key] = {{"value", value},
+                 {"source", source == sources.end() ? other_source : source->second}};
+  });
+  return json.dump(2) + "\n";
 }
 
 Budgets resolve_budgets(const MemoryConfig& memory, const HardwareProfile& profile,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,14 @@ struct HardwareProfile {
   std::vector<FurtherTier> tiers;
 };
 
+// The text of a profile's file: every number with its source, `other_source` where `sources` has
+// none by its key. load_profile reads the same profile from it, but for rates, which it has in
+// whole bytes a second, and for tiers.
+std::string profile_json(const HardwareProfile& profile, const std::string& description,
+                         const std::map<std::string, std::string>& sources,
+                         const std::string& other_source);
+
+// `profile` is the name of a file of configs/hardware/, or, where it ends in ".json", a path.
 // "auto" is "cpu", unless the backend is "cuda" (runtime/backend.h derives it then).
 // `hardware.link`, if set, is what every device gets each way, whatever else copies (set_link).
 // Throws bad_input for an unknown name

@@ -32,7 +32,7 @@ class Readme(unittest.TestCase):
 
     def test_options_exist(self):
         known = help_of()
-        for sub in ("plan", "sample", "inspect", "bench"):
+        for sub in ("plan", "sample", "inspect", "bench", "calibrate"):
             known += help_of(sub)
         scripts = "".join((ROOT / name).read_text()
                           for name in set(re.findall(r"scripts/[\w./]+\.(?:sh|py)", README)))
