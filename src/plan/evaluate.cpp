@@ -23,12 +23,13 @@ TierUse use_of(const ProgramSet& set, const ArenaLayout& layout, Tier tier) {
 }
 
 // Nothing of the host's is shared, so its arena needs no packing to be known.
-bool copy_fits(const PlanInput& input, const Lowered& lowered, const Schedule& train) {
+bool copy_fits(const PlanInput& input, const std::vector<Buffer>& buffers, BufferId staging,
+               int64_t saved) {
   if (!input.snapshots) return false;
   constexpr int64_t kAlign = 256;
-  int64_t bytes = round_up(saved_bytes(train, lowered.homes), kAlign);
-  for (const Buffer& b : lowered.set.buffers)
-    if (b.tier == Tier::host && &b != &lowered.set.buffers[lowered.io.at("staging")])
+  int64_t bytes = round_up(saved, kAlign);
+  for (const Buffer& b : buffers)
+    if (b.tier == Tier::host && &b != &buffers[staging])
       bytes += round_up(b.bytes, kAlign) * b.versions;
   return bytes <= input.budgets.host;
 }
@@ -51,11 +52,29 @@ Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleC
     plan.placement.where.try_emplace(unit.key, Where::device);
   plan.schedule = schedule;
   plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
-  if (input.saves) add_save_program(plan.lowered, train, copy_fits(input, plan.lowered, train));
+  if (input.saves)
+    add_save_program(plan.lowered, train,
+                     copy_fits(input, plan.lowered.set.buffers, plan.lowered.io.at("staging"),
+                               saved_bytes(train, plan.lowered.homes)));
   plan.layout = pack(plan.lowered.set);
   plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);
   plan.host = use_of(plan.lowered.set, plan.layout, Tier::host);
   return plan;
+}
+
+Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
+  const Schedule& train = input.train->get(candidate.schedule);
+  Outline outlined = outline(schedules_of(input, candidate.schedule), candidate.placement,
+                             input.rules, input.staging_bytes);
+  if (input.saves) {  // as add_save_program does
+    const int64_t saved = saved_bytes(train, outlined.homes);
+    const BufferId staging = outlined.io.at("staging");
+    if (copy_fits(input, outlined.buffers, staging, saved))
+      outlined.buffers[staging].bytes = std::max<int64_t>(saved, 1);
+  }
+  const ArenaLayout layout = pack(outlined);
+  return {layout.tier_bytes[static_cast<int>(Tier::device)],
+          layout.tier_bytes[static_cast<int>(Tier::host)]};
 }
 
 void synchronise_and_time(const PlanInput& input, Plan& plan) {

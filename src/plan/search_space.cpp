@@ -44,9 +44,4 @@ SearchSpace search_space(const PlanInput& input, const ScheduleChoice& choice) {
   return space;
 }
 
-Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
-  const Plan plan = lay_out(input, candidate.placement, candidate.schedule);
-  return {plan.device.peak, plan.host.peak};
-}
-
 }  // namespace spillway

@@ -25,9 +25,12 @@ Scope scope_of(const Tensor& t) {
 // Builds one ProgramSet out of several schedules.
 class Lowering {
  public:
+  // `outline`: no instructions, but when they use what may share bytes.
   Lowering(const std::vector<const Schedule*>& schedules, const Placement& placement,
-           const WorkspaceRules& rules)
-      : schedules_(schedules), placement_(placement), rules_(rules) {}
+           const WorkspaceRules& rules, bool outline)
+      : schedules_(schedules), placement_(placement), rules_(rules), outline_(outline) {}
+
+  std::vector<SharedUse> take_shared_use() { return std::move(shared_use_); }
 
   Lowered run(int64_t staging_bytes) {
     sequencers_.reserve(schedules_.size());
@@ -123,22 +126,44 @@ class Lowering {
     current_ = index;
     program_ = &result_.set.programs.emplace_back();
     program_->name = schedule().name;
-    sequence_ = 0;
+    SharedUse& shared_use = shared_use_.emplace_back();
+    sequence_ = issued_ = 0;
     const auto& stages = schedule().stages;
     size_t instrs = 0, items = 0;
     for (const StagePlan& plan : stages_[index]) {
       items += plan.items.size();
       for (const Use& use : plan.uses) instrs += 2 * use.pieces.size();
     }
-    program_->instrs.reserve(instrs + items);
-    program_->attrs.reserve(items);
+    if (!outline_) {
+      program_->instrs.reserve(instrs + items);
+      program_->attrs.reserve(items);
+    }
     for (size_t s = 0; s < stages.size(); ++s) {
-      const InstrId begin = static_cast<InstrId>(program_->instrs.size());
+      const InstrId begin = issued_;
       lower_stage(stages[s], stages_[index][s], s == 0, s + 1 == stages.size());
-      program_->segments.push_back(
-          {stages[s].name, stages[s].trip, begin, static_cast<InstrId>(program_->instrs.size())});
+      const Segment segment{stages[s].name, stages[s].trip, begin, issued_};
+      program_->segments.push_back(segment);
+      shared_use.segments.push_back(segment);
     }
   }
+
+  // The next instruction; of an outline one that serves again and again.
+  Instr& next_instr() {
+    if (!outline_) return program_->instrs.emplace_back();
+    spare_.in.clear();
+    spare_.out.clear();
+    spare_.access.clear();
+    spare_.workspace = {};
+    return spare_;
+  }
+
+  void note_issued(const Instr& instr) {
+    if (outline_)
+      for (const Access& a : instr.access) shared_use_.back().add(a.buffer, issued_, buffers());
+    ++issued_;
+  }
+
+  const std::vector<Buffer>& buffers() const { return result_.set.buffers; }
 
   // ---- copies -------------------------------------------------------------------------------
 
@@ -148,7 +173,7 @@ class Lowering {
   }
 
   void emit_copy(Lane lane, std::string name, ProgramOperand from, ProgramOperand to) {
-    Instr i;
+    Instr& i = next_instr();
     i.kind = InstrKind::copy;
     i.lane = lane;
     i.name = std::move(name);
@@ -157,13 +182,18 @@ class Lowering {
     i.access.push_back({to.buffer, to.version, to.offset, to.bytes(), true});
     i.in.push_back(std::move(from));
     i.out.push_back(std::move(to));
-    program_->instrs.push_back(std::move(i));
+    note_issued(i);
   }
 
   void emit_use_copies(const Use& use, TensorId tensor, const Piece& piece, bool fetch) {
     const Tensor& t = schedule().graph.tensors[tensor];
     const int64_t size = size_of(t.dtype);
-    for (const ElementRange& range : (fetch ? piece.fetch : piece.written).ranges()) {
+    const auto& ranges = (fetch ? piece.fetch : piece.written).ranges();
+    if (outline_) {  // rings and homes have bytes of their own
+      if (!ranges.empty()) tensor_buffer(tensor, Tier::host, use.micro);
+      return;
+    }
+    for (const ElementRange& range : ranges) {
       const Dims dims(range.count());
       const ProgramOperand slot =
           whole(ring_buffer_[use.ring], piece.offset_of(range, size), t.dtype, dims, slot_of(use));
@@ -221,8 +251,9 @@ class Lowering {
     if (known != kNone) return known;
     const Tensor& t = schedule().graph.tensors[instance.tensor];
     return known = add_buffer(
-               {.name = schedule().name + "." + t.name + of_micro(instance.micro) +
-                        (instance.which == 1 ? " (recomputed)" : ""),
+               {.name = name_of_shared(schedule().name,
+                                       "." + t.name + of_micro(instance.micro) +
+                                           (instance.which == 1 ? " (recomputed)" : "")),
                 .place = t.place == "gradient_activations" ? t.place : std::string("transients"),
                 .scope = Scope::iteration,
                 .bytes = t.bytes(),
@@ -252,7 +283,7 @@ class Lowering {
   void emit_item(const StagePlan& plan, size_t index) {
     const Item& item = plan.items[index];
     const Node& node = *item.node;
-    Instr& i = program_->instrs.emplace_back();
+    Instr& i = next_instr();
     i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange
              : node.kind == NodeKind::copy   ? InstrKind::copy
                                              : InstrKind::op;
@@ -260,7 +291,7 @@ class Lowering {
                  ? Lane::compute
                  : Lane::comm;
     i.op = node.op;
-    i.name = node.name;
+    if (!outline_) i.name = node.name;
     i.accumulate = item.accumulate;
     i.micro = micro_batch(item.micro);
     const int32_t* use = plan.use_of.data() + item.first;
@@ -286,20 +317,20 @@ class Lowering {
         i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), false});
       i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), true});
     }
-    if (i.kind == InstrKind::exchange) {
+    if (i.kind == InstrKind::exchange && !outline_) {
       i.sequence = sequence_++;
       i.transfers.reserve(node.transfers.size());
       for (const Transfer& t : node.transfers)
         i.transfers.push_back({t.peer, t.send, t.operand, t.count, t.stride, t.same});
     } else if (i.kind == InstrKind::op) {
       i.attrs = static_cast<int32_t>(program_->attrs.size());
-      program_->attrs.push_back(node.attrs);
+      if (!outline_) program_->attrs.push_back(node.attrs);
       if (op_def(node.op).workspace != nullptr) {
         types_.clear();
         for (const ProgramOperand& o : i.in) types_.push_back({o.dtype, o.dims});
         const int64_t bytes = op_def(node.op).workspace(node.attrs, types_, rules_);
         if (bytes > 0) {
-          i.workspace = whole(add_buffer({.name = node.name + " workspace",
+          i.workspace = whole(add_buffer({.name = name_of_shared(node.name, " workspace"),
                                           .place = "workspace",
                                           .scope = Scope::iteration,
                                           .bytes = bytes,
@@ -309,6 +340,12 @@ class Lowering {
         }
       }
     }
+    note_issued(i);
+  }
+
+  // Only programs show the names of buffers that share bytes.
+  std::string name_of_shared(const std::string& base, const std::string& suffix) const {
+    return outline_ ? std::string() : base + suffix;
   }
 
   // ---- stages -------------------------------------------------------------------------------
@@ -443,7 +480,9 @@ class Lowering {
   const std::vector<const Schedule*>& schedules_;
   const Placement& placement_;
   const WorkspaceRules rules_;
+  const bool outline_;
   Lowered result_;
+  std::vector<SharedUse> shared_use_;  // by program; filled in outlines
   std::vector<Sequencer> sequencers_;
   std::vector<std::vector<StagePlan>> stages_;
   Rings rings_;
@@ -455,6 +494,8 @@ class Lowering {
   size_t current_ = 0;
   Program* program_ = nullptr;
   int32_t sequence_ = 0, micro_base_ = 0;
+  InstrId issued_ = 0;
+  Instr spare_;
   std::vector<BufferId> transient_;  // by InstanceIndex; kNone: none yet
   std::vector<TensorType> types_;    // of one op's inputs
 };
@@ -486,7 +527,15 @@ std::vector<PlaceUnit> place_units(const Schedule& train) {
 
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
               const WorkspaceRules& rules, int64_t staging_bytes) {
-  return Lowering(schedules, placement, rules).run(staging_bytes);
+  return Lowering(schedules, placement, rules, false).run(staging_bytes);
+}
+
+Outline outline(const std::vector<const Schedule*>& schedules, const Placement& placement,
+                const WorkspaceRules& rules, int64_t staging_bytes) {
+  Lowering lowering(schedules, placement, rules, true);
+  Lowered lowered = lowering.run(staging_bytes);
+  return {std::move(lowered.set.buffers), lowering.take_shared_use(), std::move(lowered.homes),
+          std::move(lowered.io)};
 }
 
 }  // namespace spillway

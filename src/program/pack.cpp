@@ -13,16 +13,14 @@ namespace {
 
 constexpr int64_t kAlign = 256;
 
-struct Lifetime {
-  BufferId buffer = -1;
-  InstrId first = 0, last = 0;
+struct Life : Lifetime {
   int64_t bytes = 0;
 };
 
 // Best fit in order of birth: free gaps are kept sorted by offset; a buffer takes the smallest gap
 // that holds it, or extends the region. O(n log n) but for the scan of gaps, which are few.
-int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset) {
-  std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
+int64_t pack_by_birth(std::vector<Life> lives, std::vector<int64_t>& offset) {
+  std::sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) {
     return std::tie(a.first, b.bytes, a.buffer) < std::tie(b.first, a.bytes, b.buffer);
   });
   using Death = std::tuple<InstrId, int64_t, int64_t>;  // last use, offset, bytes
@@ -44,7 +42,7 @@ int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset)
     }
     gaps[at] = bytes;
   };
-  for (const Lifetime& life : lives) {
+  for (const Life& life : lives) {
     while (!deaths.empty() && std::get<0>(deaths.top()) < life.first) {
       const auto [last, at, bytes] = deaths.top();
       deaths.pop();
@@ -74,23 +72,23 @@ int64_t pack_by_birth(std::vector<Lifetime> lives, std::vector<int64_t>& offset)
 
 // Largest first, each at the lowest offset free over its lifetime. Often tighter, quadratic at
 // worst: who is alive with whom is looked up by short spans of time.
-int64_t pack_by_size(std::vector<Lifetime> lives, std::vector<int64_t>& offset) {
-  std::sort(lives.begin(), lives.end(), [](const Lifetime& a, const Lifetime& b) {
+int64_t pack_by_size(std::vector<Life> lives, std::vector<int64_t>& offset) {
+  std::sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) {
     return std::tie(b.bytes, a.first, a.buffer) < std::tie(a.bytes, b.first, b.buffer);
   });
   InstrId begin = std::numeric_limits<InstrId>::max(), end = 0;
-  for (const Lifetime& life : lives) {
+  for (const Life& life : lives) {
     begin = std::min(begin, life.first);
     end = std::max(end, life.last);
   }
   constexpr InstrId kSpan = 32;  // instructions
-  std::vector<std::vector<const Lifetime*>> placed(lives.empty() ? 0 : (end - begin) / kSpan + 1);
+  std::vector<std::vector<const Life*>> placed(lives.empty() ? 0 : (end - begin) / kSpan + 1);
   std::vector<std::pair<int64_t, int64_t>> taken;
   int64_t top = 0;
-  for (const Lifetime& life : lives) {
+  for (const Life& life : lives) {
     taken.clear();
     for (InstrId span = (life.first - begin) / kSpan; span <= (life.last - begin) / kSpan; ++span) {
-      for (const Lifetime* other : placed[span])
+      for (const Life* other : placed[span])
         if (other->first <= life.last && life.first <= other->last)
           taken.emplace_back(offset[other->buffer], offset[other->buffer] + other->bytes);
       placed[span].push_back(&life);
@@ -107,10 +105,10 @@ int64_t pack_by_size(std::vector<Lifetime> lives, std::vector<int64_t>& offset) 
   return top;
 }
 
-int64_t live_peak(const std::vector<Lifetime>& lives) {
+int64_t live_peak(const std::vector<Life>& lives) {
   std::vector<std::pair<InstrId, int64_t>> change;  // at one instruction, deaths first
   change.reserve(lives.size() * 2);
-  for (const Lifetime& life : lives) {
+  for (const Life& life : lives) {
     change.emplace_back(life.first, life.bytes);
     change.emplace_back(life.last + 1, -life.bytes);
   }
@@ -121,9 +119,8 @@ int64_t live_peak(const std::vector<Lifetime>& lives) {
 }
 
 constexpr size_t kQuadraticLimit = 3000;
-constexpr int32_t kOwnBytes = -1, kUnseen = -2;  // in place of a lifetime
 
-int64_t pack_shared(const std::vector<Lifetime>& lives, std::vector<int64_t>& offset) {
+int64_t pack_shared(const std::vector<Life>& lives, std::vector<int64_t>& offset) {
   std::vector<int64_t> other(offset);
   const int64_t by_birth = pack_by_birth(lives, offset);
   if (by_birth == live_peak(lives) || lives.size() > kQuadraticLimit) return by_birth;
@@ -135,16 +132,19 @@ int64_t pack_shared(const std::vector<Lifetime>& lives, std::vector<int64_t>& of
 
 }  // namespace
 
-ArenaLayout pack(const ProgramSet& set) {
+namespace {
+
+ArenaLayout pack_buffers(const std::vector<Buffer>& buffers,
+                         const std::vector<SharedUse>& programs) {
   ArenaLayout layout;
-  const size_t n = set.buffers.size();
+  const size_t n = buffers.size();
   layout.offset.assign(n, 0);
   layout.version_stride.assign(n, 0);
   int64_t top[kTierCount] = {0, 0};
   // What outlives a step first, so that programs that share it agree whatever else they hold.
   for (const Scope scope : {Scope::run, Scope::step, Scope::iteration}) {
     for (size_t b = 0; b < n; ++b) {
-      const Buffer& buffer = set.buffers[b];
+      const Buffer& buffer = buffers[b];
       layout.version_stride[b] = round_up(buffer.bytes, kAlign);
       if (!buffer.pinned_region || buffer.scope != scope) continue;
       int64_t& t = top[static_cast<int>(buffer.tier)];
@@ -155,34 +155,47 @@ ArenaLayout pack(const ProgramSet& set) {
   // Buffers that share bytes: packed within each program by their lifetimes in issue order; the
   // region starts at the same place for every program.
   int64_t shared_top = 0;
-  std::vector<int32_t> life_of(n);  // by buffer: its place in `lives`, or why it has none
-  for (const Program& program : set.programs) {
-    for (size_t b = 0; b < n; ++b) life_of[b] = set.buffers[b].pinned_region ? kOwnBytes : kUnseen;
-    std::vector<Lifetime> lives;
-    for (InstrId i = 0; i < static_cast<InstrId>(program.instrs.size()); ++i) {
-      for (const Access& a : program.instrs[i].access) {
-        int32_t& at = life_of[a.buffer];
-        if (at == kOwnBytes) continue;
-        if (at == kUnseen) {
-          at = static_cast<int32_t>(lives.size());
-          lives.push_back({a.buffer, i, i, layout.version_stride[a.buffer]});
-        }
-        lives[at].last = i;
-      }
-    }
+  for (const SharedUse& program : programs) {
     // Segments run one after the other, so each is packed alone.
     for (const Segment& segment : program.segments) {
-      std::vector<Lifetime> of_segment;
-      for (const Lifetime& life : lives)
-        if (life.first >= segment.begin && life.first < segment.end) of_segment.push_back(life);
+      std::vector<Life> of_segment;
+      for (const Lifetime& life : program.lives)
+        if (life.first >= segment.begin && life.first < segment.end)
+          of_segment.push_back({life, layout.version_stride[life.buffer]});
       shared_top = std::max(shared_top, pack_shared(of_segment, layout.offset));
     }
-    for (const Lifetime& life : lives)
+    for (const Lifetime& life : program.lives)
       layout.offset[life.buffer] += top[static_cast<int>(Tier::device)];
   }
   top[static_cast<int>(Tier::device)] += shared_top;
   for (int t = 0; t < kTierCount; ++t) layout.tier_bytes[t] = top[t];
   return layout;
 }
+
+}  // namespace
+
+void SharedUse::add(BufferId buffer, InstrId at, const std::vector<Buffer>& buffers) {
+  if (buffers[buffer].pinned_region) return;
+  if (static_cast<size_t>(buffer) >= life_of.size()) life_of.resize(buffers.size(), -1);
+  int32_t& life = life_of[buffer];
+  if (life < 0) {
+    life = static_cast<int32_t>(lives.size());
+    lives.push_back({buffer, at, at});
+  }
+  lives[life].last = at;
+}
+
+ArenaLayout pack(const ProgramSet& set) {
+  std::vector<SharedUse> programs;
+  for (const Program& program : set.programs) {
+    SharedUse& use = programs.emplace_back();
+    use.segments = program.segments;
+    for (InstrId i = 0; i < static_cast<InstrId>(program.instrs.size()); ++i)
+      for (const Access& a : program.instrs[i].access) use.add(a.buffer, i, set.buffers);
+  }
+  return pack_buffers(set.buffers, programs);
+}
+
+ArenaLayout pack(const Outline& outline) { return pack_buffers(outline.buffers, outline.programs); }
 
 }  // namespace spillway

@@ -48,6 +48,31 @@ struct Lowered {
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
               const WorkspaceRules& rules, int64_t staging_bytes);
 
+// When buffers that may share bytes are in use, in one program.
+struct Lifetime {
+  BufferId buffer = -1;
+  InstrId first = 0, last = 0;  // instructions
+};
+struct SharedUse {
+  std::vector<Segment> segments;
+  std::vector<Lifetime> lives;   // by first use
+  std::vector<int32_t> life_of;  // by buffer: index into lives; what is missing, or -1: none yet
+  // `buffer` is used by instruction `at`, which is no earlier than those before; nothing if it has
+  // bytes of its own.
+  void add(BufferId buffer, InstrId at, const std::vector<Buffer>& buffers);
+};
+
+// What `lower` makes, but for the instructions: enough to pack, in a fraction of the time. Buffers
+// that may share bytes have no names, and instructions that touch none of them do not count.
+struct Outline {
+  std::vector<Buffer> buffers;
+  std::vector<SharedUse> programs;
+  std::vector<Home> homes;
+  std::map<std::string, BufferId> io;
+};
+Outline outline(const std::vector<const Schedule*>& schedules, const Placement& placement,
+                const WorkspaceRules& rules, int64_t staging_bytes);
+
 // What this rank writes of the state in `home` (an index into `homes`): `count` elements of the
 // global tensor from `begin` on, `offset` bytes into the home's buffer; of a replicated tensor each
 // element is one rank's. Vocabulary padding, and bf16 parameters that have a master, are not saved.
@@ -70,6 +95,7 @@ int64_t saved_bytes(const Schedule& train, const std::vector<Home>& homes);
 // Offsets: persistent, kept and ring buffers one after the other, then buffers that may share
 // bytes, packed by lifetime within each program.
 ArenaLayout pack(const ProgramSet& set);
+ArenaLayout pack(const Outline& outline);  // the same layout as of what `lower` makes
 
 // Writes waits and entry_waits of every instruction: what the hazards over bytes need, no others.
 void synchronise(ProgramSet& set, const ArenaLayout& layout);
