@@ -147,22 +147,6 @@ class Lowering {
     }
   }
 
-  // The next instruction; of an outline one that serves again and again.
-  Instr& next_instr() {
-    if (!outline_) return program_->instrs.emplace_back();
-    spare_.in.clear();
-    spare_.out.clear();
-    spare_.access.clear();
-    spare_.workspace = {};
-    return spare_;
-  }
-
-  void note_issued(const Instr& instr) {
-    if (outline_)
-      for (const Access& a : instr.access) shared_use_.back().add(a.buffer, issued_, buffers());
-    ++issued_;
-  }
-
   const std::vector<Buffer>& buffers() const { return result_.set.buffers; }
 
   // ---- copies -------------------------------------------------------------------------------
@@ -173,7 +157,13 @@ class Lowering {
   }
 
   void emit_copy(Lane lane, std::string name, ProgramOperand from, ProgramOperand to) {
-    Instr& i = next_instr();
+    if (outline_) {
+      for (const BufferId b : {from.buffer, to.buffer})
+        shared_use_.back().add(b, issued_, buffers());
+      ++issued_;
+      return;
+    }
+    Instr& i = program_->instrs.emplace_back();
     i.kind = InstrKind::copy;
     i.lane = lane;
     i.name = std::move(name);
@@ -182,7 +172,7 @@ class Lowering {
     i.access.push_back({to.buffer, to.version, to.offset, to.bytes(), true});
     i.in.push_back(std::move(from));
     i.out.push_back(std::move(to));
-    note_issued(i);
+    ++issued_;
   }
 
   void emit_use_copies(const Use& use, TensorId tensor, const Piece& piece, bool fetch) {
@@ -218,7 +208,7 @@ class Lowering {
   };
 
   Stand stand_of(const Instance& instance, int32_t use_index, const StagePlan& plan) {
-    switch (store_of(schedule(), sequencers_[current_], instance)) {
+    switch (sequencers_[current_].store(instance)) {
       case Store::fixed:
         return {tensor_buffer(instance.tensor, Tier::device, instance.micro)};
       case Store::input:
@@ -280,10 +270,44 @@ class Lowering {
     return operand(instance, {instance.tensor}, stand_of(instance, kNone, plan));
   }
 
+  // What emit_item does to buffers.
+  void outline_item(const StagePlan& plan, const Item& item) {
+    const Node& node = *item.node;
+    const std::vector<Tensor>& tensors = schedule().graph.tensors;
+    SharedUse& shared_use = shared_use_.back();
+    types_.clear();
+    for (int32_t k = 0; k < item.inputs + item.outputs; ++k) {
+      const Instance& instance = plan.operands[item.first + k];
+      const Operand& o = k < item.inputs ? node.in[k] : node.out[k - item.inputs];
+      const Tensor& t = tensors[instance.tensor];
+      const Dims dims = o.count < 0 ? t.dims : Dims(o.count);
+      if (k < item.inputs) types_.push_back({t.dtype, dims});
+      const BufferId buffer = stand_of(instance, plan.use_of[item.first + k], plan).buffer;
+      if (dims.count() > 0) shared_use.add(buffer, issued_, buffers());
+    }
+    if (node.kind == NodeKind::op)
+      if (const BufferId workspace = workspace_of(node); workspace != kNone)
+        shared_use.add(workspace, issued_, buffers());
+    ++issued_;
+  }
+
+  // A buffer for what the op needs with inputs of types_; kNone if that is nothing.
+  BufferId workspace_of(const Node& node) {
+    if (op_def(node.op).workspace == nullptr) return kNone;
+    const int64_t bytes = op_def(node.op).workspace(node.attrs, types_, rules_);
+    if (bytes == 0) return kNone;
+    return add_buffer({.name = name_of_shared(node.name, " workspace"),
+                       .place = "workspace",
+                       .scope = Scope::iteration,
+                       .bytes = bytes,
+                       .pinned_region = false});
+  }
+
   void emit_item(const StagePlan& plan, size_t index) {
     const Item& item = plan.items[index];
+    if (outline_) return outline_item(plan, item);
     const Node& node = *item.node;
-    Instr& i = next_instr();
+    Instr& i = program_->instrs.emplace_back();
     i.kind = node.kind == NodeKind::exchange ? InstrKind::exchange
              : node.kind == NodeKind::copy   ? InstrKind::copy
                                              : InstrKind::op;
@@ -291,7 +315,7 @@ class Lowering {
                  ? Lane::compute
                  : Lane::comm;
     i.op = node.op;
-    if (!outline_) i.name = node.name;
+    i.name = node.name;
     i.accumulate = item.accumulate;
     i.micro = micro_batch(item.micro);
     const int32_t* use = plan.use_of.data() + item.first;
@@ -317,30 +341,23 @@ class Lowering {
         i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), false});
       i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), true});
     }
-    if (i.kind == InstrKind::exchange && !outline_) {
+    if (i.kind == InstrKind::exchange) {
       i.sequence = sequence_++;
       i.transfers.reserve(node.transfers.size());
       for (const Transfer& t : node.transfers)
         i.transfers.push_back({t.peer, t.send, t.operand, t.count, t.stride, t.same});
     } else if (i.kind == InstrKind::op) {
       i.attrs = static_cast<int32_t>(program_->attrs.size());
-      if (!outline_) program_->attrs.push_back(node.attrs);
-      if (op_def(node.op).workspace != nullptr) {
-        types_.clear();
-        for (const ProgramOperand& o : i.in) types_.push_back({o.dtype, o.dims});
-        const int64_t bytes = op_def(node.op).workspace(node.attrs, types_, rules_);
-        if (bytes > 0) {
-          i.workspace = whole(add_buffer({.name = name_of_shared(node.name, " workspace"),
-                                          .place = "workspace",
-                                          .scope = Scope::iteration,
-                                          .bytes = bytes,
-                                          .pinned_region = false}),
-                              0, Dtype::u8, Dims(bytes));
-          i.access.push_back({i.workspace.buffer, {}, 0, bytes, true});
-        }
+      program_->attrs.push_back(node.attrs);
+      types_.clear();
+      for (const ProgramOperand& o : i.in) types_.push_back({o.dtype, o.dims});
+      if (const BufferId workspace = workspace_of(node); workspace != kNone) {
+        const int64_t bytes = buffers()[workspace].bytes;
+        i.workspace = whole(workspace, 0, Dtype::u8, Dims(bytes));
+        i.access.push_back({workspace, {}, 0, bytes, true});
       }
     }
-    note_issued(i);
+    ++issued_;
   }
 
   // Only programs show the names of buffers that share bytes.
@@ -495,7 +512,6 @@ class Lowering {
   Program* program_ = nullptr;
   int32_t sequence_ = 0, micro_base_ = 0;
   InstrId issued_ = 0;
-  Instr spare_;
   std::vector<BufferId> transient_;  // by InstanceIndex; kNone: none yet
   std::vector<TensorType> types_;    // of one op's inputs
 };

@@ -47,6 +47,9 @@ Sequencer::Sequencer(const Schedule& schedule, const Placement& placement)
           saved_[o.tensor] = true;
     }
   }
+  for (int32_t which = 0; which < 2; ++which)
+    for (size_t t = 0; t < g.tensors.size(); ++t)
+      store_[which].push_back(store_of(static_cast<TensorId>(t), which));
 }
 
 int32_t Sequencer::micro_of(TensorId t, int32_t micro) const {
@@ -80,6 +83,38 @@ Phase phase_of(Pass pass) {
 
 }  // namespace
 
+Store Sequencer::store_of(TensorId id, int32_t which) const {
+  const Tensor& t = schedule_.graph.tensors[id];
+  switch (t.role) {
+    case Role::input:
+      return Store::input;
+    case Role::scalar:
+    case Role::kv_cache:
+      return Store::fixed;
+    case Role::staging:
+    case Role::node_staging:
+    case Role::gathered:
+    case Role::partial_grad:
+      return Store::ring;
+    case Role::param:
+    case Role::master:
+    case Role::moment:
+    case Role::grad:
+      return where(id) == Where::host ? Store::ring : Store::fixed;
+    case Role::activation:
+      if (which == 1 || !saved(id)) return Store::transient;
+      switch (where(id)) {
+        case Where::device:
+          return Store::fixed;
+        case Where::host:
+          return Store::ring;
+        case Where::recompute:
+          return Store::transient;
+      }
+  }
+  return Store::transient;
+}
+
 Sequence Sequencer::build(const Stage& stage) const {
   const Graph& g = schedule_.graph;
   Sequence sequence;
@@ -97,9 +132,12 @@ Sequence Sequencer::build(const Stage& stage) const {
   const auto instance = [&](TensorId t, int32_t micro) {
     return Instance{t, recomputed_of[micro][t] ? 1 : 0, micro_of(t, micro)};
   };
+  std::vector<int32_t> aliasing;
   const auto add_item = [&](const Node& node, Phase phase, int32_t micro, bool accumulate) {
-    items.push_back(
-        {&node, static_cast<int32_t>(sequence.operands.size()), phase, micro, accumulate});
+    if (!node.alias.empty()) aliasing.push_back(static_cast<int32_t>(items.size()));
+    items.push_back({&node, static_cast<int32_t>(sequence.operands.size()),
+                     static_cast<int32_t>(node.in.size()), static_cast<int32_t>(node.out.size()),
+                     phase, micro, accumulate});
   };
 
   std::function<void(TensorId, int32_t)> materialise = [&](TensorId t, int32_t micro) {
@@ -134,12 +172,13 @@ Sequence Sequencer::build(const Stage& stage) const {
     for (const Operand& o : node.out)
       sequence.operands.push_back({o.tensor, 0, micro_of(o.tensor, visit.micro)});
   }
-  resolve_aliases(sequence);
+  resolve_aliases(sequence, aliasing);
   return sequence;
 }
 
 // An input that dies in an output shares its storage, from its birth on.
-void Sequencer::resolve_aliases(Sequence& sequence) const {
+void Sequencer::resolve_aliases(Sequence& sequence, const std::vector<int32_t>& aliasing) const {
+  if (aliasing.empty()) return;
   const Graph& g = schedule_.graph;
   const InstanceIndex index(schedule_);
   const std::vector<Item>& items = sequence.items;
@@ -147,16 +186,16 @@ void Sequencer::resolve_aliases(Sequence& sequence) const {
   for (size_t p = 0; p < items.size(); ++p)
     for (const Instance& i : sequence.in(items[p])) last_read[index(i)] = static_cast<int32_t>(p);
   std::vector<int32_t> parent(index.size(), kNone);  // an operand
-  for (size_t p = 0; p < items.size(); ++p) {
+  for (const int32_t p : aliasing) {
     for (const auto& [out, in] : items[p].node->alias) {
       const Instance from = sequence.in(items[p])[in], to = sequence.out(items[p])[out];
       if (from == to) continue;
-      if (last_read[index(from)] > static_cast<int32_t>(p) ||
+      if (last_read[index(from)] > p ||
           g.tensors[from.tensor].bytes() != g.tensors[to.tensor].bytes() ||
           g.tensors[from.tensor].role != Role::activation)
         internal_error("'{}' is overwritten in place by '{}' but still needed",
                        g.tensors[from.tensor].name, items[p].node->name);
-      parent[index(from)] = items[p].first + static_cast<int32_t>(items[p].node->in.size()) + out;
+      parent[index(from)] = items[p].first + items[p].inputs + out;
     }
   }
   for (Instance& i : sequence.operands)

@@ -15,6 +15,9 @@ namespace spillway {
 
 enum class Phase : uint8_t { forward, backward, update };
 
+// How a tensor is stored in a schedule under a placement.
+enum class Store : uint8_t { fixed, ring, transient, input };
+
 // What one micro-batch of a group makes is another instance for each.
 struct Instance {
   TensorId tensor = kNone;
@@ -41,7 +44,8 @@ class InstanceIndex {
 
 struct Item {
   const Node* node = nullptr;  // of the graph, or of Sequence::recomputed
-  int32_t first = 0;           // of its operands in Sequence::operands: inputs, then outputs
+  // Its operands in Sequence::operands, the node's inputs and then its outputs.
+  int32_t first = 0, inputs = 0, outputs = 0;
   Phase phase = Phase::forward;
   int32_t micro = 0;        // of the group
   bool accumulate = false;  // of this instruction, decided by the stage
@@ -54,10 +58,10 @@ struct Sequence {
   std::vector<std::unique_ptr<Node>> recomputed;
 
   std::span<const Instance> in(const Item& item) const {
-    return {operands.data() + item.first, item.node->in.size()};
+    return {operands.data() + item.first, static_cast<size_t>(item.inputs)};
   }
   std::span<const Instance> out(const Item& item) const {
-    return {operands.data() + item.first + item.node->in.size(), item.node->out.size()};
+    return {operands.data() + item.first + item.inputs, static_cast<size_t>(item.outputs)};
   }
 };
 
@@ -67,6 +71,7 @@ class Sequencer {
 
   Sequence build(const Stage& stage) const;
 
+  Store store(const Instance& i) const { return store_[i.which][i.tensor]; }
   // Written by the forward pass and read by the backward pass.
   bool saved(TensorId t) const { return saved_[t]; }
   Where where(TensorId t) const { return where_[t]; }
@@ -74,12 +79,15 @@ class Sequencer {
   int32_t micro_of(TensorId t, int32_t micro) const;
 
  private:
-  void resolve_aliases(Sequence& sequence) const;
+  Store store_of(TensorId t, int32_t which) const;
+  // `aliasing`: items whose nodes have aliases.
+  void resolve_aliases(Sequence& sequence, const std::vector<int32_t>& aliasing) const;
 
   const Schedule& schedule_;
   std::vector<NodeId> producer_;  // forward node of each tensor, or kNone
   std::vector<Where> where_;
   std::vector<bool> saved_;
+  std::vector<Store> store_[2];  // by Instance::which and tensor
 };
 
 }  // namespace spillway

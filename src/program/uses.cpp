@@ -5,38 +5,6 @@
 
 namespace spillway {
 
-Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Instance& instance) {
-  const Tensor& t = schedule.graph.tensors[instance.tensor];
-  switch (t.role) {
-    case Role::input:
-      return Store::input;
-    case Role::scalar:
-    case Role::kv_cache:
-      return Store::fixed;
-    case Role::staging:
-    case Role::node_staging:
-    case Role::gathered:
-    case Role::partial_grad:
-      return Store::ring;
-    case Role::param:
-    case Role::master:
-    case Role::moment:
-    case Role::grad:
-      return sequencer.where(instance.tensor) == Where::host ? Store::ring : Store::fixed;
-    case Role::activation:
-      if (instance.which == 1 || !sequencer.saved(instance.tensor)) return Store::transient;
-      switch (sequencer.where(instance.tensor)) {
-        case Where::device:
-          return Store::fixed;
-        case Where::host:
-          return Store::ring;
-        case Where::recompute:
-          return Store::transient;
-      }
-  }
-  return Store::transient;
-}
-
 Piece* Use::find(TensorId tensor) {
   const auto it = std::lower_bound(pieces.begin(), pieces.end(), tensor,
                                    [](const auto& p, TensorId t) { return p.first < t; });
@@ -119,7 +87,7 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
     const auto use_of = [&](const Instance& instance) {
       if (instance == before) return plan.use_of.back();
       before = instance;
-      if (store_of(schedule, sequencer, instance) != Store::ring) return kNone;
+      if (sequencer.store(instance) != Store::ring) return kNone;
       const Tensor& t = g.tensors[instance.tensor];
       const int32_t ring = ring_of(instance.tensor, item.phase);
       const auto [it, fresh] = index.try_emplace(key_of(t, ring, item, instance.micro),
@@ -151,6 +119,14 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
         piece.last_write = p;
       }
     };
+    // Most items have nothing in a ring.
+    const std::span<const Instance> operands(&plan.operands[item.first],
+                                             static_cast<size_t>(item.inputs + item.outputs));
+    if (std::none_of(operands.begin(), operands.end(),
+                     [&](const Instance& i) { return sequencer.store(i) == Store::ring; })) {
+      plan.use_of.insert(plan.use_of.end(), operands.size(), kNone);
+      continue;
+    }
     const Node& node = *item.node;
     for (size_t i = 0; i < node.in.size(); ++i) visit(plan.in(item)[i], node.in[i], true, false);
     for (size_t i = 0; i < node.out.size(); ++i)

@@ -64,11 +64,6 @@ struct StagePlan : Sequence {
   std::vector<int32_t> use_of;  // of each of `operands`; kNone: not in a ring
 };
 
-// How a tensor is stored in a schedule under a placement.
-enum class Store : uint8_t { fixed, ring, transient, input };
-
-Store store_of(const Schedule& schedule, const Sequencer& sequencer, const Instance& instance);
-
 // Finds the uses of every stage, their pieces, and what must be fetched and written back.
 std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& sequencer,
                                    Rings& rings);
