@@ -118,10 +118,11 @@ class BoundSearch {
       Candidate candidate = rounded(group.model, program, solution.columns, aid.slots);
       for (const auto& [key, where] : placement_of_pins(input_).where)
         candidate.placement.where[key] = where;
-      Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
-      const int64_t device = plan.device.peak - input_.budgets.device;
-      const int64_t host = plan.host.peak - input_.budgets.host;
+      const Peaks peaks = peaks_of(input_, candidate);
+      const int64_t device = peaks.device - input_.budgets.device;
+      const int64_t host = peaks.host - input_.budgets.host;
       if (device <= 0 && host <= 0) {
+        Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
         synchronise_and_time(input_, plan);
         offer_(std::move(plan));
         return;

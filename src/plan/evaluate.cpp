@@ -7,12 +7,12 @@ namespace spillway {
 namespace {
 
 // Bytes of each class. Buffers that share bytes are counted as the one region they share.
-TierUse use_of(const ProgramSet& set, const ArenaLayout& layout, Tier tier) {
+TierUse use_of(const std::vector<Buffer>& buffers, const ArenaLayout& layout, Tier tier) {
   TierUse use;
   use.peak = layout.tier_bytes[static_cast<int>(tier)];
   int64_t own = 0;
-  for (size_t b = 0; b < set.buffers.size(); ++b) {
-    const Buffer& buffer = set.buffers[b];
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const Buffer& buffer = buffers[b];
     if (buffer.tier != tier || !buffer.pinned_region) continue;
     const int64_t bytes = layout.version_stride[b] * buffer.versions;
     use.by_class[buffer.place] += bytes;
@@ -57,24 +57,32 @@ Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleC
                      copy_fits(input, plan.lowered.set.buffers, plan.lowered.io.at("staging"),
                                saved_bytes(train, plan.lowered.homes)));
   plan.layout = pack(plan.lowered.set);
-  plan.device = use_of(plan.lowered.set, plan.layout, Tier::device);
-  plan.host = use_of(plan.lowered.set, plan.layout, Tier::host);
+  plan.device = use_of(plan.lowered.set.buffers, plan.layout, Tier::device);
+  plan.host = use_of(plan.lowered.set.buffers, plan.layout, Tier::host);
   return plan;
 }
 
-Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
-  const Schedule& train = input.train->get(candidate.schedule);
-  Outline outlined = outline(schedules_of(input, candidate.schedule), candidate.placement,
-                             input.rules, input.staging_bytes);
+MemoryUse memory_of(const PlanInput& input, const Placement& placement,
+                    const ScheduleChoice& schedule) {
+  const Schedule& train = input.train->get(schedule);
+  Outline outlined =
+      outline(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
   if (input.saves) {  // as add_save_program does
     const int64_t saved = saved_bytes(train, outlined.homes);
     const BufferId staging = outlined.io.at("staging");
-    if (copy_fits(input, outlined.buffers, staging, saved))
+    if (copy_fits(input, outlined.buffers, staging, saved)) {
+      outlined.buffers[staging].place = "snapshot";
       outlined.buffers[staging].bytes = std::max<int64_t>(saved, 1);
+    }
   }
   const ArenaLayout layout = pack(outlined);
-  return {layout.tier_bytes[static_cast<int>(Tier::device)],
-          layout.tier_bytes[static_cast<int>(Tier::host)]};
+  return {use_of(outlined.buffers, layout, Tier::device),
+          use_of(outlined.buffers, layout, Tier::host)};
+}
+
+Peaks peaks_of(const PlanInput& input, const Candidate& candidate) {
+  const MemoryUse use = memory_of(input, candidate.placement, candidate.schedule);
+  return {use.device.peak, use.host.peak};
 }
 
 void synchronise_and_time(const PlanInput& input, Plan& plan) {

@@ -55,8 +55,9 @@ class Improvement {
     if (move.reduce_delay >= 0) next.schedule.reduce_delay = move.reduce_delay;
     if (next == Candidate{best_.placement, best_.schedule}) return false;
     --left_;
+    const Peaks peaks = peaks_of(input_, next);
+    if (peaks.device > budgets_.device || peaks.host > budgets_.host) return false;
     Plan plan = lay_out(input_, next.placement, next.schedule);
-    if (plan.device.peak > budgets_.device || plan.host.peak > budgets_.host) return false;
     synchronise_and_time(input_, plan);
     if (plan.step_seconds >= best_.step_seconds * (1 - kWorthwhile)) return false;
     best_ = std::move(plan);

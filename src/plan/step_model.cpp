@@ -311,13 +311,13 @@ class Modelling {
     choice.reduce_delay = 0;
     Placement resident;
     resident.slots["comm_staging"] = 1;
-    const Plan plan = lay_out(bare, resident, choice);
+    const MemoryUse use = memory_of(bare, resident, choice);
     std::set<std::string> places;
     for (const BucketUnit& unit : model_.units) places.insert(unit.name);
-    model_.fixed_device_bytes = static_cast<double>(plan.device.peak);
-    for (const auto& [place, bytes] : plan.device.by_class)
+    model_.fixed_device_bytes = static_cast<double>(use.device.peak);
+    for (const auto& [place, bytes] : use.device.by_class)
       if (places.contains(place)) model_.fixed_device_bytes -= static_cast<double>(bytes);
-    model_.fixed_host_bytes = static_cast<double>(plan.host.peak);
+    model_.fixed_host_bytes = static_cast<double>(use.host.peak);
   }
 
   const PlanInput& input_;

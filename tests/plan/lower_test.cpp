@@ -57,6 +57,12 @@ TEST(Lower, RandomPlacements) {
     Lowered lowered = lower({&b.train, &b.evaluate}, placement, {.threads = 2}, 4096);
     const ArenaLayout layout = pack(lowered.set);
     synchronise(lowered.set, layout);
+    const Outline outlined = outline({&b.train, &b.evaluate}, placement, {.threads = 2}, 4096);
+    const ArenaLayout same = pack(outlined);
+    EXPECT_EQ(same.offset, layout.offset);
+    EXPECT_EQ(same.version_stride, layout.version_stride);
+    for (int t = 0; t < kTierCount; ++t) EXPECT_EQ(same.tier_bytes[t], layout.tier_bytes[t]);
+    EXPECT_EQ(outlined.io, lowered.io);
     int64_t copies = 0, waits = 0;
     for (const Instr& i : lowered.set.programs[0].instrs) {
       copies += i.kind == InstrKind::copy;

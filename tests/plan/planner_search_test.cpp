@@ -152,6 +152,37 @@ TEST(Planner, IsDeterministic) {
             program_hash(y.plan.lowered.set, y.plan.layout));
 }
 
+// The memory that a plan would use is known without making it, class by class.
+TEST(Planner, MemoryIsKnownWithoutAProgram) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 rng(seed);
+  for (int trial = 0; trial < 20; ++trial) {
+    PlannerInput p(rng() % 2 ? gpt2(2, 64, "2GB/s", 4, 2) : llama(2, "bf16", 4), {});
+    p.input.saves = rng() % 4 > 0;
+    p.input.snapshots = rng() % 2;
+    p.input.checks = rng() % 2;
+    p.input.budgets.host = rng() % 2 ? int64_t{1} << 60 : 1 << 20;
+    ScheduleChoice choice;
+    const std::vector<int32_t> groups = group_choices(p.train.spec());
+    choice.group = groups[rng() % groups.size()];
+    if (rng() % 2)
+      for (int layer = 0; layer < 4; ++layer)
+        choice.update.push_back(rng() % 2 ? UpdatePosition::rotated : UpdatePosition::end);
+    Placement placement;
+    for (const PlaceUnit& unit : place_units(p.train.get(choice))) {
+      placement.where[unit.key] = static_cast<Where>(rng() % (unit.recomputable ? 3 : 2));
+      placement.slots[unit.key.first] = 1 + rng() % 3;
+    }
+    const Plan plan = evaluate_placement(p.input, placement, choice);
+    const MemoryUse use = memory_of(p.input, placement, choice);
+    EXPECT_EQ(use.device.peak, plan.device.peak);
+    EXPECT_EQ(use.host.peak, plan.host.peak);
+    EXPECT_EQ(use.device.by_class, plan.device.by_class);
+    EXPECT_EQ(use.host.by_class, plan.host.by_class);
+  }
+}
+
 // Placements of all units of a two-layer model, most with uniform blocks, others drawn at random:
 // none needs less than the search found, but for the slot of a ring that it might have spared.
 TEST(Planner, NoPlacementFarBelowTheMinimum) {
