@@ -134,14 +134,14 @@ class Building {
           row("place " + label(unit) + " rotated", 0, 0, 1, std::move(sum));
         }
       }
-      const auto pinned = [&](Where where, Terms terms) {
+      const auto pinned = [&](Where where, const char* to, Terms terms) {
         const double least = unit.pinned[static_cast<int>(where)];
         if (least > 0 && !terms.empty())
-          row("pin " + label(unit), least, kInfinity, 1, std::move(terms));
+          row("pin " + label(unit) + to, least, kInfinity, 1, std::move(terms));
       };
-      pinned(Where::device, std::move(device));
-      pinned(Where::host, std::move(host));
-      if (c.recompute >= 0) pinned(Where::recompute, {{c.recompute, 1}});
+      pinned(Where::device, " to the device", std::move(device));
+      pinned(Where::host, " to the host", std::move(host));
+      if (c.recompute >= 0) pinned(Where::recompute, " to recompute", {{c.recompute, 1}});
       result_.units.push_back(c);
     }
   }

@@ -21,11 +21,13 @@ struct Group {
   double bound = 0;
 };
 
-// Certificates list what has a multiplier, in the order of rows.
+// Certificates list what has a multiplier, in the order of rows. Signs that only the solver's
+// tolerance explains are left out, as dual_bound does.
 std::vector<std::pair<std::string, double>> named(const Lp& lp, const std::vector<double>& duals) {
   std::vector<std::pair<std::string, double>> result;
   for (size_t r = 0; r < lp.rows.size(); ++r)
-    if (duals[r] != 0) result.push_back({lp.rows[r].name, duals[r]});
+    if (duals[r] != 0 && !std::isinf(duals[r] > 0 ? lp.rows[r].lower : lp.rows[r].upper))
+      result.push_back({lp.rows[r].name, duals[r]});
   return result;
 }
 
@@ -57,6 +59,7 @@ class BoundSearch {
     const LpSolution solution = LpSolver(program.lp).solve();
     Certificate certificate;
     certificate.group = group.model.choice.group;
+    certificate.blocks = kBlocks;
     group.bound = solution.feasible ? dual_bound(program.lp, solution.duals)
                                     : std::numeric_limits<double>::infinity();
     certificate.bound_seconds = group.bound;

@@ -12,6 +12,7 @@
 #include "config/hardware.h"
 #include "parallel/build.h"
 #include "parallel/schedule.h"
+#include "program/certificate.h"
 #include "program/placement.h"
 #include "program/stages.h"
 
@@ -55,14 +56,6 @@ struct Plan {
   ArenaLayout layout;
   TierUse device, host;
   double step_seconds = 0, exposed_transfer_seconds = 0, mfu = 0;
-};
-
-// Multipliers of the rows of bound_lp.h's program for one group size, by the rows' names; what is
-// not named is 0. Any multipliers prove some bound (weak duality), whoever found them.
-struct Certificate {
-  int32_t group = 1;
-  double bound_seconds = 0;  // infinite: no plan of this group fits
-  std::vector<std::pair<std::string, double>> multipliers;
 };
 
 // What `train plan` prints.

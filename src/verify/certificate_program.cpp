@@ -1,0 +1,349 @@
+// The rows and columns of one group size's linear program.
+#include <algorithm>
+
+#include "verify/step_work.h"
+
+namespace spillway {
+namespace {
+
+using verify_detail::Choice;
+using verify_detail::kPools;
+using verify_detail::kPositions;
+using verify_detail::Moved;
+using verify_detail::Pool;
+using verify_detail::Position;
+using verify_detail::StepWork;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr const char* kPoolNames[] = {"activations", "parameters", "gradients", "state"};
+constexpr int32_t kNoColumn = -1;
+
+// A linear expression; terms of one column add up.
+class Sum {
+ public:
+  Sum& add(int32_t column, double factor) {
+    if (column != kNoColumn && factor != 0) terms_[column] += factor;
+    return *this;
+  }
+  Sum& add(const Sum& other, double factor = 1) {
+    for (const auto& [column, value] : other.terms_) add(column, factor * value);
+    return *this;
+  }
+  bool empty() const { return terms_.empty(); }
+  std::vector<std::pair<int32_t, double>> terms() const { return {terms_.begin(), terms_.end()}; }
+
+ private:
+  std::map<int32_t, double> terms_;
+};
+
+class Deriving {
+ public:
+  Deriving(const StepWork& work, const HardwareProfile& profile, const Budgets& budgets,
+           double horizon)
+      : work_(work), profile_(profile), spans_(static_cast<int32_t>(work.spans.size())) {
+    for (const verify_detail::Span& span : work.spans)
+      seconds_.push_back(column(horizon, span.times));
+    columns_of_choices();
+    place_rows();
+    compute_rows();
+    for (int pool = 0; pool < kPools; ++pool) pool_rows(static_cast<Pool>(pool));
+    communication_rows();
+    lane_rows();
+    memory_rows(budgets);
+  }
+
+  CertificateProgram take() { return std::move(program_); }
+
+ private:
+  struct Columns {
+    std::array<int32_t, kPositions> device{kNoColumn, kNoColumn}, host{kNoColumn, kNoColumn};
+    int32_t recompute = kNoColumn;
+  };
+
+  int32_t column(double high, double cost = 0) {
+    program_.columns.push_back({0, high, cost});
+    return static_cast<int32_t>(program_.columns.size()) - 1;
+  }
+  void row(std::string name, double low, double high, const Sum& sum) {
+    program_.rows.push_back({std::move(name), low, high, sum.terms()});
+  }
+  void at_least(std::string name, double low, const Sum& sum) {
+    row(std::move(name), low, kInfinity, sum);
+  }
+  void at_most(std::string name, double high, const Sum& sum) {
+    row(std::move(name), -kInfinity, high, sum);
+  }
+  const std::string& name(int32_t span) const { return work_.spans[span].name; }
+
+  // ---- choices --------------------------------------------------------------------------------
+
+  static int positions(const Choice& c) { return c.pool == Pool::activations ? 1 : kPositions; }
+
+  void columns_of_choices() {
+    for (const Choice& c : work_.choices) {
+      Columns columns;
+      for (int p = 0; p < positions(c); ++p) {
+        columns.device[p] = column(1);
+        if (c.streams) columns.host[p] = column(1);
+      }
+      if (c.pool == Pool::activations && c.recomputes) columns.recompute = column(1);
+      columns_.push_back(columns);
+    }
+    for (int32_t b = 0; b < work_.buckets; ++b) rotated_.push_back(column(1));
+    for (const auto& [ring, pool] : work_.rings) {
+      double bytes = 0;
+      bool used = false;
+      for (const Choice& c : work_.choices) {
+        if (c.pool != pool) continue;
+        bytes += c.bytes;
+        used = used || c.streams;
+      }
+      rings_.push_back(used ? column(bytes) : kNoColumn);
+    }
+  }
+
+  void place_rows() {
+    for (size_t i = 0; i < work_.choices.size(); ++i) {
+      const Choice& c = work_.choices[i];
+      const Columns& of = columns_[i];
+      const auto placed = [&](int p) { return Sum().add(of.device[p], 1).add(of.host[p], 1); };
+      if (c.pool == Pool::activations) {
+        row("place " + c.label(), 1, 1, placed(0).add(of.recompute, 1));
+      } else {
+        row("place " + c.label() + " end", 1, 1, placed(0).add(rotated_[c.bucket], 1));
+        row("place " + c.label() + " rotated", 0, 0, placed(1).add(rotated_[c.bucket], -1));
+      }
+      const auto pin = [&](Where where, const char* word, const Sum& sum) {
+        const double pinned = c.pinned[static_cast<size_t>(where)];
+        if (pinned > 0 && !sum.empty()) at_least("pin " + c.label() + word, pinned / c.layers, sum);
+      };
+      pin(Where::device, " to the device", Sum().add(of.device[0], 1).add(of.device[1], 1));
+      pin(Where::host, " to the host", Sum().add(of.host[0], 1).add(of.host[1], 1));
+      pin(Where::recompute, " to recompute", Sum().add(of.recompute, 1));
+    }
+  }
+
+  void compute_rows() {
+    std::vector<Sum> time(static_cast<size_t>(spans_));
+    std::vector<double> least(static_cast<size_t>(spans_));
+    for (int32_t k = 0; k < spans_; ++k) {
+      least[k] = work_.spans[k].seconds;
+      time[k].add(seconds_[k], 1);
+    }
+    std::vector<int32_t> repeated;
+    for (size_t n = 0; n < work_.repeats.size(); ++n) repeated.push_back(column(1));
+    for (size_t n = 0; n < work_.repeats.size(); ++n) {
+      const verify_detail::Repeat& repeat = work_.repeats[n];
+      const std::string prefix = "repeat " + std::to_string(n) + " for ";
+      for (const int32_t c : repeat.choices)
+        if (columns_[c].recompute != kNoColumn)
+          at_least(prefix + work_.choices[c].label(), 0,
+                   Sum().add(repeated[n], 1).add(columns_[c].recompute, -1));
+      for (const int32_t other : repeat.before)
+        at_least("repeat " + std::to_string(other) + " for " + std::to_string(n), 0,
+                 Sum().add(repeated[other], 1).add(repeated[n], -1));
+      for (const int32_t k : work_.backward[repeat.bucket])
+        if (k >= 0) time[k].add(repeated[n], -repeat.seconds);
+    }
+    for (int32_t b = 0; b < work_.buckets; ++b) {
+      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(Position::end)][b]) {
+        least[k] += seconds;
+        time[k].add(rotated_[b], seconds);
+      }
+      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(Position::rotated)][b])
+        time[k].add(rotated_[b], -seconds);
+    }
+    for (int32_t k = 0; k < spans_; ++k) at_least("compute " + name(k), least[k], time[k]);
+  }
+
+  // ---- what moves -----------------------------------------------------------------------------
+
+  // Level of a stock after each span: what was there before it plus `change` plus `made`. Stocks
+  // start empty; `emptied`: so does each iteration. The average of the middle iterations starts
+  // with the mean of what they start with.
+  std::vector<int32_t> stock_rows(const std::string& what, double most, bool emptied,
+                                  const std::vector<Sum>& change, const std::vector<double>& made) {
+    std::vector<int32_t> level;
+    for (int32_t k = 0; k < spans_; ++k) level.push_back(column(most));
+    const auto& begins = work_.begins;
+    int32_t mean = kNoColumn;
+    for (int32_t k = 0; k < spans_; ++k) {
+      Sum sum;
+      sum.add(level[k], 1).add(change[k], -1);
+      const bool start = k == begins[0] || k == begins[1] || k == begins[2] || k == work_.updates;
+      int32_t before = k > 0 && !(emptied && start) ? level[k - 1] : kNoColumn;
+      if (before != kNoColumn && k == begins[1]) {
+        before = mean = column(most);
+      } else if (before != kNoColumn && k == begins[2] && mean != kNoColumn) {
+        // What one middle iteration adds is, over all of them, what the last finds less what the
+        // first left.
+        const double part = 1 / work_.spans[begins[1]].times;
+        before = column(most);
+        row(what + " through the middle", 0, 0,
+            Sum()
+                .add(level[k - 1], 1)
+                .add(mean, -1)
+                .add(before, -part)
+                .add(level[begins[1] - 1], part));
+      }
+      row(what + " after " + name(k), made[k], made[k], sum.add(before, -1));
+    }
+    return level;
+  }
+
+  void slot_rows(Pool pool) {
+    for (size_t i = 0; i < work_.choices.size(); ++i) {
+      const Choice& c = work_.choices[i];
+      if (c.pool != pool || !c.streams) continue;
+      for (size_t r = 0; r < work_.rings.size(); ++r) {
+        Sum need;
+        for (int p = 0; p < positions(c); ++p)
+          if (const auto slot = c.streamed[p].slots.find(work_.rings[r].first);
+              slot != c.streamed[p].slots.end())
+            need.add(columns_[i].host[p], -slot->second);
+        if (need.empty()) continue;
+        at_least("slot of " + c.label() + " in " + work_.rings[r].first, 0, need.add(rings_[r], 1));
+      }
+    }
+  }
+
+  void pool_rows(Pool pool) {
+    const std::string pool_name = kPoolNames[static_cast<int>(pool)];
+    const bool activations = pool == Pool::activations;
+    std::vector<Sum> needed(static_cast<size_t>(spans_)), made(static_cast<size_t>(spans_));
+    // Bytes that the links could have moved, start-up time of copies included, and the most of them
+    // that stand for one real byte.
+    double all_in = 0, all_out = 0, most_in = 1, most_out = 1;
+    bool moves = false;
+    for (size_t i = 0; i < work_.choices.size(); ++i) {
+      const Choice& c = work_.choices[i];
+      if (c.pool != pool || !c.streams) continue;
+      for (int p = 0; p < positions(c); ++p)
+        for (const auto& [k, moved] : c.streamed[p].by_span) {
+          moves = true;
+          const double in =
+              moved.in + moved.in_copies * profile_.copy_seconds * profile_.h2d_bandwidth;
+          const double out =
+              moved.out + moved.out_copies * profile_.copy_seconds * profile_.d2h_bandwidth;
+          needed[k].add(columns_[i].host[p], -in);
+          made[k].add(columns_[i].host[p], out);
+          all_in += in;
+          all_out += out;
+          if (moved.in > 0) most_in = std::max(most_in, in / moved.in);
+          if (moved.out > 0) most_out = std::max(most_out, out / moved.out);
+        }
+    }
+    slot_rows(pool);
+    std::vector<int32_t>&in = in_[static_cast<size_t>(pool)],
+    &out = out_[static_cast<size_t>(pool)];
+    in.assign(static_cast<size_t>(spans_), kNoColumn);
+    out = in;
+    if (!moves) return;
+    for (int32_t k = 0; k < (activations ? work_.updates : spans_); ++k) {
+      in[k] = column(all_in);
+      out[k] = column(all_out);
+      needed[k].add(in[k], 1);
+      made[k].add(out[k], -1);
+    }
+    const std::vector<double> nothing(static_cast<size_t>(spans_), 0);
+    const auto ahead =
+        stock_rows(pool_name + " fetched ahead", all_in, activations, needed, nothing);
+    const auto behind =
+        stock_rows(pool_name + " to be written back", all_out, activations, made, nothing);
+    const auto empty_after = [&](int32_t k) { program_.columns[behind[k]].high = 0; };
+    empty_after(spans_ - 1);
+    if (activations) {
+      for (const int32_t begin : work_.begins)
+        if (begin > 0) empty_after(begin - 1);
+      empty_after(work_.updates - 1);
+      window_rows(pool_name, needed, made);
+    }
+    for (int32_t k = 0; k < spans_; ++k) {
+      Sum standing;
+      standing.add(ahead[k], 1 / most_in).add(behind[k], 1 / most_out);
+      for (size_t r = 0; r < work_.rings.size(); ++r)
+        if (work_.rings[r].second == pool) standing.add(rings_[r], -1);
+      at_most(pool_name + " in rings after " + name(k), 0, standing);
+    }
+  }
+
+  // What a bucket's forward pass and all above it make leaves and returns before its backward pass
+  // is over.
+  void window_rows(const std::string& pool_name, const std::vector<Sum>& needed,
+                   const std::vector<Sum>& made) {
+    for (int v = 0; v < 3; ++v)
+      for (int32_t b = 1; work_.begins[v] >= 0 && b < work_.buckets; ++b) {
+        const int32_t begin = work_.begins[v] + b;
+        Sum returned, left;
+        for (int32_t k = begin; k <= work_.backward[b][v]; ++k) {
+          returned.add(needed[k]);
+          left.add(made[k]);
+        }
+        at_least(pool_name + " return above " + name(begin), 0, returned);
+        at_most(pool_name + " leave above " + name(begin), 0, left);
+      }
+  }
+
+  void communication_rows() {
+    double all = 0;
+    for (int32_t k = 0; k < spans_; ++k) all += work_.gathers[k] + work_.sums[k];
+    if (all == 0) return;
+    std::vector<Sum> gathered(static_cast<size_t>(spans_)), summed(static_cast<size_t>(spans_));
+    std::vector<double> less_gathers;
+    for (int32_t k = 0; k < spans_; ++k) {
+      gathers_.push_back(column(all));
+      sums_.push_back(column(all));
+      gathered[k].add(gathers_[k], 1);
+      summed[k].add(sums_[k], -1);
+      less_gathers.push_back(-work_.gathers[k]);
+    }
+    stock_rows("gathered ahead", all, false, gathered, less_gathers);
+    const auto waiting = stock_rows("to be exchanged", all, false, summed, work_.sums);
+    program_.columns[waiting.back()].high = 0;
+  }
+
+  void lane_rows() {
+    for (int32_t k = 0; k < spans_; ++k) {
+      Sum in, out;
+      for (int pool = 0; pool < kPools; ++pool) {
+        in.add(in_[pool][k], 1 / profile_.h2d_bandwidth);
+        out.add(out_[pool][k], 1 / profile_.d2h_bandwidth);
+      }
+      if (!in.empty()) at_most("h2d " + name(k), 0, in.add(seconds_[k], -1));
+      if (!out.empty()) at_most("d2h " + name(k), 0, out.add(seconds_[k], -1));
+      if (!gathers_.empty())
+        at_most("communication " + name(k), 0,
+                Sum().add(gathers_[k], 1).add(sums_[k], 1).add(seconds_[k], -1));
+    }
+  }
+
+  void memory_rows(const Budgets& budgets) {
+    Sum device, host;
+    for (size_t i = 0; i < work_.choices.size(); ++i)
+      for (int p = 0; p < kPositions; ++p) {
+        device.add(columns_[i].device[p], work_.choices[i].bytes);
+        host.add(columns_[i].host[p], work_.choices[i].bytes);
+      }
+    for (const int32_t ring : rings_) device.add(ring, 1);
+    at_most("device memory", static_cast<double>(budgets.device) - work_.least_device, device);
+    at_most("host memory", static_cast<double>(budgets.host) - work_.least_host, host);
+  }
+
+  const StepWork& work_;
+  const HardwareProfile& profile_;
+  int32_t spans_ = 0;
+  CertificateProgram program_;
+  std::vector<int32_t> seconds_, rotated_, rings_, gathers_, sums_;
+  std::vector<Columns> columns_;
+  std::array<std::vector<int32_t>, kPools> in_, out_;
+};
+
+}  // namespace
+
+CertificateProgram certificate_program(const CertificateInput& input, int32_t group, int32_t blocks,
+                                       const Budgets& budgets, double horizon) {
+  return Deriving(verify_detail::step_work(input, group, blocks), input.profile, budgets, horizon)
+      .take();
+}
+
+}  // namespace spillway

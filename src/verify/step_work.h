@@ -1,0 +1,83 @@
+// What one order of the work (a group size) asks of a device, by interval, read from its schedules:
+// the constants of the linear program of certificate.h.
+//
+// Intervals are the compute lane's work on one bucket of neighbouring layers in one pass, in the
+// step's first iteration, in the average of those between, and in its last.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "verify/certificate.h"
+
+namespace spillway::verify_detail {
+
+enum class Pool : uint8_t { activations, parameters, gradients, state };
+constexpr int kPools = 4;
+enum class Position : uint8_t { end, rotated };
+constexpr int kPositions = 2;
+
+struct Span {
+  std::string name;
+  double times = 1;    // a step
+  double seconds = 0;  // of compute that no choice changes
+};
+
+struct Moved {
+  double in = 0, out = 0;  // bytes
+  double in_copies = 0, out_copies = 0;
+};
+
+// What streaming does to the units of one name in the layers of one bucket, by the position of
+// their update; activations have one.
+struct Streamed {
+  std::map<int32_t, Moved> by_span;
+  std::map<std::string, double> slots;  // bytes that each ring needs at least
+};
+
+struct Choice {
+  std::string name;
+  int32_t bucket = 0;
+  Pool pool = Pool::activations;
+  int32_t layers = 0;
+  double bytes = 0;
+  bool streams = false, recomputes = false;
+  std::array<double, 3> pinned{};  // layers, by Where
+  std::array<Streamed, kPositions> streamed;
+  std::string label() const { return name + "@" + std::to_string(bucket); }
+};
+
+// A forward node of the layers of a bucket, repeated by the backward pass for what it makes.
+struct Repeat {
+  int32_t bucket = 0;
+  std::vector<int32_t> choices;  // that are recomputed by it
+  std::vector<int32_t> before;   // repeats that it needs
+  double seconds = 0;
+};
+
+struct StepWork {
+  int32_t buckets = 0;
+  std::vector<Span> spans;
+  std::array<int32_t, 3> begins = {-1, -1, -1};  // of each iteration
+  std::vector<std::array<int32_t, 3>> backward;  // by bucket
+  int32_t updates = 0;                           // first span of the updates
+  std::vector<Choice> choices;
+  std::vector<Repeat> repeats;
+  // Seconds of each bucket's update, by span.
+  std::array<std::vector<std::map<int32_t, double>>, kPositions> update;
+  std::vector<double> gathers, sums;  // seconds of communication by span
+  std::vector<std::pair<std::string, Pool>> rings;
+  double least_device = 0, least_host = 0;  // bytes beside everything that is chosen
+};
+
+// Throws bad_input where `blocks` is no number of buckets.
+StepWork step_work(const CertificateInput& input, int32_t group, int32_t blocks);
+
+// Bytes that the tiers hold at any placement for the order `group`, beside what is placed.
+std::pair<double, double> least_bytes(const CertificateInput& input, int32_t group);
+
+}  // namespace spillway::verify_detail
