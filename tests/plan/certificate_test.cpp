@@ -43,7 +43,10 @@ const std::vector<Case>& cases() {
       {"gpt2 in little memory", kGpt2, 1, 0.02, {}},
       {"gpt2 without offload", kGpt2, 1, 0.6, {"offload=off"}},
       {"gpt2 on two ranks", kGpt2, 2, 0.3, {"parallel.zero=2", "parallel.reduce_every=2"}},
-      {"gpt2, pinned", kGpt2, 1, 0.3,
+      {"gpt2, pinned",
+       kGpt2,
+       1,
+       0.3,
        {R"(place={"qkv": "host", "moments@0-2": "device", "ffn_up@1": "recompute", "ffn_up@2": "host"})"}},
       {"llama", kLlama, 1, 0.3, {}},
       {"llama without recompute", kLlama, 1, 0.4, {"recompute=off"}},
@@ -78,8 +81,8 @@ TEST(Certificate, RowsAndBoundsAreThePlanners) {
       const BoundLp planner = bound_lp(model, p.input.profile, p.input.budgets, horizon,
                                        p.input.offload == Mode::automatic);
       const LpSolution solution = LpSolver(planner.lp).solve();
-      const CertificateProgram own = certificate_program(certificate_input(p.input), group, kBlocks,
-                                                         p.input.budgets, horizon);
+      const CertificateProgram own =
+          certificate_program(certificate_input(p.input), group, kBlocks, p.input.budgets, horizon);
       std::multiset<std::string> theirs, ours;
       Certificate certificate{group, kBlocks, 0, {}};
       for (size_t r = 0; r < planner.lp.rows.size(); ++r) {
