@@ -3,6 +3,13 @@
 #include <algorithm>
 
 namespace spillway {
+namespace {
+
+// Elements of all ranks in one unit: an exchange stages most of a unit's gradient, and with units
+// of a part of a layer a part of the layer's sum waits for the next.
+constexpr int64_t kLargestUnit = int64_t{384} << 20;
+
+}  // namespace
 
 std::vector<Unit> make_units(const Graph& graph, int ranks) {
   std::vector<int64_t> shard(static_cast<size_t>(graph.layers) + 2, 0);
@@ -11,6 +18,7 @@ std::vector<Unit> make_units(const Graph& graph, int ranks) {
   for (const Param& p : graph.params) shard[layer_of(p)] += shard_capacity(total_of(p), ranks);
   int64_t target = 0;
   for (int32_t layer = 1; layer <= graph.layers; ++layer) target = std::max(target, shard[layer]);
+  target = std::min(target, ceil_div(kLargestUnit, static_cast<int64_t>(ranks)));
 
   std::vector<Unit> units;
   for (int32_t layer = 0; layer <= graph.layers + 1; ++layer) {

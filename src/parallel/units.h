@@ -23,7 +23,8 @@ struct Unit {
 };
 
 // Units by ascending layer. A layer whose shard is larger than the largest block's is cut into
-// several, so that vocabulary tables do not need rings several blocks wide.
+// several, so that vocabulary tables do not need rings several blocks wide; so is one whose
+// gradient is too large to be exchanged at once.
 std::vector<Unit> make_units(const Graph& graph, int ranks);
 
 // The part of `piece` that the ranks at places [first, first + places) own, in elements of the
