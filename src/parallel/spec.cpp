@@ -47,7 +47,8 @@ Schedule build_forward_schedule(const std::string& name, const Graph& forward,
   if (spec.shards_parameters()) {
     const std::vector<Unit> units = make_units(schedule.graph, spec.ranks);
     shard_parameters(schedule.graph, units, spec);
-    gathers = add_gathers(schedule.graph, units, spec, 1);
+    // Not ahead: the ring is the train program's too, which may have one slot.
+    gathers = add_gathers(schedule.graph, units, spec, 0);
   }
   for (NodeId id = 0; id < static_cast<NodeId>(forward.nodes.size()); ++id) {
     for (const NodeId gather : gathers[id]) stage.visits.push_back({gather});
