@@ -334,8 +334,9 @@ class TrainSchedule : private ScheduleNodes {
   }
 
   // Forward and backward nodes, every layer for all micro-batches of the group in turn; a layer's
-  // units after the last node that adds to its gradients. A unit's sum waits until `reduce_delay`
-  // further units have been sent, so that the exchange has time to run.
+  // units after the last node that adds to its gradients; with `reduce_delay`, one after the other
+  // along the work of the next layer, and a unit's sum waits until so many turns have passed, so
+  // that exchanges have time to run.
   std::vector<Visit> micro_batch_visits(const std::vector<Flags>& flags, bool first) const {
     const Graph& g = schedule_.graph;
     std::vector<NodeId> complete_after(static_cast<size_t>(g.layers) + 2, kNone);
@@ -344,25 +345,37 @@ class TrainSchedule : private ScheduleNodes {
         if (tensor(out.tensor).role == Role::grad || tensor(out.tensor).role == Role::partial_grad)
           complete_after[tensor(out.tensor).layer] = id;
     struct Sent {
-      const UnitSteps* unit;
+      const UnitSteps* unit;  // nullptr: a turn in which nothing was sent
       int32_t micro;
     };
     std::vector<Visit> visits;
-    std::vector<Sent> sent;
-    size_t across_units = 0, summed_units = 0;
-    const size_t levels = levels_.size();
+    std::vector<Sent> due, sent;  // `due`: complete, but not sent
+    size_t next_due = 0, across_units = 0, summed_units = 0;
+    const size_t levels = levels_.size(),
+                 delay = static_cast<size_t>(schedule_.choice.reduce_delay);
     const auto append = [&](const std::vector<NodeId>& nodes, int32_t micro, bool accumulate) {
       for (const NodeId node : nodes) visits.push_back({node, micro, accumulate});
     };
     const auto sum_all_but = [&](size_t waiting) {
       for (; across_units + waiting < sent.size(); ++across_units)
-        append(sent[across_units].unit->across, sent[across_units].micro, false);
+        if (const auto& [unit, micro] = sent[across_units]; unit != nullptr)
+          append(unit->across, micro, false);
       for (; summed_units + levels * waiting < sent.size(); ++summed_units) {
         const auto& [unit, micro] = sent[summed_units];
+        if (unit == nullptr) continue;
         append(unit->sum, micro, flags[micro].accumulate_reduced);
         if (flags[micro].last) append(unit->finish_step, micro, false);
       }
     };
+    // Sends the next unit, and brings those before it on their way.
+    const auto advance = [&] {
+      const bool none = next_due == due.size();
+      if (none && summed_units == sent.size()) return;
+      sent.push_back(none ? Sent{nullptr, 0} : due[next_due++]);
+      if (sent.back().unit != nullptr) append(sent.back().unit->send, sent.back().micro, false);
+      sum_all_but(delay);
+    };
+    size_t pace = 1, visits_to_go = 0;  // visits between two turns
     for (NodeId begin = 0, end = 0; begin < passes_; begin = end) {
       const Node& head = g.nodes[begin];
       while (end < passes_ && g.nodes[end].layer == head.layer && g.nodes[end].pass == head.pass)
@@ -375,19 +388,28 @@ class TrainSchedule : private ScheduleNodes {
           if (const auto gathers = gathers_.find(id); gathers != gathers_.end() && micro == 0)
             append(gathers->second, 0, false);
           visits.push_back({id, micro, flags[micro].accumulate});
+          if (visits_to_go > 0 && --visits_to_go == 0) {
+            advance();
+            visits_to_go = pace;
+          }
           if (!flags[micro].reduces) continue;
           for (int32_t layer = g.layers + 1; layer >= 0; --layer) {
             if (complete_after[layer] != id) continue;
-            for (size_t u = 0; u < units_.size(); ++u) {
-              if (units_[u].layer != layer) continue;
-              append(steps_[u].send, micro, false);
-              sent.push_back({&steps_[u], micro});
-              sum_all_but(static_cast<size_t>(schedule_.choice.reduce_delay));
-            }
+            while (next_due < due.size()) advance();
+            for (size_t u = 0; u < units_.size(); ++u)
+              if (units_[u].layer == layer) due.push_back({&steps_[u], micro});
+            // The layer's units are spread over the next layer's work.
+            const size_t turns = due.size() - next_due + levels * delay;
+            pace =
+                std::max<size_t>(1, static_cast<size_t>(end - begin) * flags.size() / (turns + 1));
+            while (delay == 0 && next_due < due.size()) advance();
+            if (next_due < due.size()) advance();
+            visits_to_go = pace;
           }
         }
       }
     }
+    while (next_due < due.size()) advance();
     sum_all_but(0);
     return visits;
   }
