@@ -33,8 +33,9 @@ std::vector<std::pair<std::string, double>> named(const Lp& lp, const std::vecto
 
 class BoundSearch {
  public:
-  BoundSearch(const PlanInput& input, PlanReport& report, const std::function<void(Plan)>& offer)
-      : input_(input), report_(report), offer_(offer) {}
+  BoundSearch(const PlanInput& input, PlanReport& report, int layouts,
+              const std::function<void(Plan)>& offer)
+      : input_(input), report_(report), offer_(offer), affordable_(layouts) {}
 
   void run() {
     for (const int32_t group : group_choices(input_.train->spec()))
@@ -46,6 +47,7 @@ class BoundSearch {
               [](const Group& a, const Group& b) { return a.bound < b.bound; });
     for (const bool offload : {true, false}) {
       if (!offload && input_.recompute != Mode::automatic) continue;
+      layouts_ = offload ? affordable_ : affordable_ / 4 + 2;
       for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) explore(groups_[g], offload);
     }
     const double best = groups_.front().bound;
@@ -103,24 +105,31 @@ class BoundSearch {
                                      {2, 1, 0.03}};
     for (const Budgets& budgets : ladder())
       for (RoundingAid aid : kAids) {
-        if (close_enough(group, offload)) return;
+        if (close_enough(group, offload) || layouts_ <= 0) return;
         aid.cost_of_bytes /= input_.profile.h2d_bandwidth;
-        round(group, budgets, offload, aid);
-        if (!offload) return;
+        // Where there is no room to send sums and gather parameters ahead, at once.
+        bool found = round(group, budgets, offload, aid, 1);
+        if (!found && input_.train->spec().ranks > 1)
+          found = round(group, budgets, offload, aid, 0);
+        if (!offload && found) return;
       }
   }
 
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
-  void round(const Group& group, Budgets budgets, bool offload, const RoundingAid& aid) {
-    constexpr int kTries = 4;
+  // Returns whether one fitted.
+  bool round(const Group& group, Budgets budgets, bool offload, const RoundingAid& aid,
+             int32_t reduce_delay) {
+    constexpr int kTries = 3;
     for (int attempt = 1; attempt <= kTries; ++attempt) {
       const BoundLp program =
           bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, offload, aid);
       const LpSolution solution = LpSolver(program.lp).solve();
-      if (!solution.feasible) return;
+      if (!solution.feasible || layouts_ <= 0) return false;
       Candidate candidate = rounded(group.model, program, solution.columns, aid.slots);
+      candidate.schedule.reduce_delay = reduce_delay;
       for (const auto& [key, where] : placement_of_pins(input_).where)
         candidate.placement.where[key] = where;
+      --layouts_;
       const Peaks peaks = peaks_of(input_, candidate);
       const int64_t device = peaks.device - input_.budgets.device;
       const int64_t host = peaks.host - input_.budgets.host;
@@ -128,25 +137,28 @@ class BoundSearch {
         Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
         synchronise_and_time(input_, plan);
         offer_(std::move(plan));
-        return;
+        return true;
       }
       budgets.device -= std::max<int64_t>(0, device) * (attempt + 1) / 2;
       budgets.host -= std::max<int64_t>(0, host) * (attempt + 1) / 2;
     }
+    return false;
   }
 
   const PlanInput& input_;
   PlanReport& report_;
   const std::function<void(Plan)>& offer_;
+  int affordable_ = 0;
   std::vector<Group> groups_;
   double horizon_ = 0;
+  int layouts_ = 0;  // that may still be tried
 };
 
 }  // namespace
 
-void search_by_bound(const PlanInput& input, PlanReport& report,
+void search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
                      const std::function<void(Plan)>& offer) {
-  BoundSearch(input, report, offer).run();
+  BoundSearch(input, report, layouts, offer).run();
 }
 
 }  // namespace spillway

@@ -36,13 +36,15 @@ class Descent {
     return measure(std::move(choice));
   }
 
-  Found descend(Found best) const {
+  // What outlives a micro-batch takes least as it starts in a large model: streamed.
+  Found descend(Found best, bool every_kind) const {
     const size_t n = space_.groups.size();
     size_t unchanged = 0;
     for (size_t step = 0; step < kPasses * n && unchanged < n; ++step, ++unchanged) {
       const size_t g = step % n;
       const Group& group = space_.groups[g];
       if (group.bytes < largest_ / kNegligible) continue;
+      if (!every_kind && group.kind != UnitKind::activation) continue;
       const Where before = best.choice[g];
       for (const Where where : group.choices) {
         if (where == before) continue;
@@ -75,7 +77,8 @@ class Descent {
   int64_t largest_ = 0;
 };
 
-constexpr int64_t kSmallModel = 1500;  // nodes: models for which two descents are cheap
+// Nodes: models for which two descents are cheap, and for which one over activations is.
+constexpr int64_t kSmallModel = 1500, kMiddleModel = 8000;
 
 }  // namespace
 
@@ -84,9 +87,11 @@ Candidate least_device_memory(const SearchSpace& space) {
   Found streamed = descent.from({Where::host, Where::recompute, Where::device});
   Found recomputed = descent.from({Where::recompute, Where::host, Where::device});
   if (better(streamed.peaks, recomputed.peaks)) std::swap(streamed, recomputed);
-  Found best = descent.descend(std::move(recomputed));
-  if (space.nodes <= kSmallModel) {
-    Found other = descent.descend(std::move(streamed));
+  const bool small = space.nodes <= kSmallModel;
+  Found best = std::move(recomputed);
+  if (space.nodes <= kMiddleModel) best = descent.descend(std::move(best), small);
+  if (small) {
+    Found other = descent.descend(std::move(streamed), small);
     if (better(other.peaks, best.peaks)) best = std::move(other);
   }
   return best.candidate;

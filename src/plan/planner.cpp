@@ -79,7 +79,7 @@ PlanReport make_plan(const PlanInput& input) {
   };
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
-  search_by_bound(input, report, consider_plan);
+  search_by_bound(input, report, evaluations(space), consider_plan);
   if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving)
     consider_plan(improved(search_space(input, report.plan.schedule), report.plan, input.budgets,
                            evaluations(space)));

@@ -68,8 +68,9 @@ Candidate least_device_memory(const SearchSpace& space);
 Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations);
 
 // Solves the linear program of every group size for the report's bound and certificates, and offers
-// the plans that its solutions round to. `report.plan` must be the best plan offered so far.
-void search_by_bound(const PlanInput& input, PlanReport& report,
+// the plans that its solutions round to, after about `layouts` trials. `report.plan` must be the
+// best plan offered so far.
+void search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
                      const std::function<void(Plan)>& offer);
 
 }  // namespace spillway
