@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace spillway {
@@ -12,19 +13,22 @@ struct ElementRange {
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
 
+// Most sets are one range, which needs no memory of its own.
 class RangeSet {
  public:
-  const std::vector<ElementRange>& ranges() const { return ranges_; }
-  bool empty() const { return ranges_.empty(); }
+  std::span<const ElementRange> ranges() const {
+    if (!several_.empty()) return several_;
+    return {&only_, only_.count() > 0 ? 1u : 0u};
+  }
+  bool empty() const { return several_.empty() && only_.count() == 0; }
   void add(ElementRange range);  // nothing if it is empty
   void add(const RangeSet& other);
   RangeSet without(const RangeSet& other) const;
   RangeSet common(const RangeSet& other) const;
-  // Index of the range that holds all of `range`, which is not empty; -1: none.
-  int32_t find(ElementRange range) const;
 
  private:
-  std::vector<ElementRange> ranges_;
+  ElementRange only_;  // if several_ is empty: all of the set, or of no elements
+  std::vector<ElementRange> several_;
 };
 
 }  // namespace spillway

@@ -137,8 +137,8 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
     if (static_cast<size_t>(use.ring) >= count.size()) count.resize(use.ring + 1, 0);
     use.index = count[use.ring]++;
     for (auto& [tensor, piece] : use.pieces) {
+      piece.offset = use.slot_bytes;
       for (const ElementRange& range : piece.held.ranges()) {
-        piece.offsets.push_back(use.slot_bytes);
         const int64_t bytes = range.count() * size_of(g.tensors[tensor].dtype);
         use.slot_bytes = round_up(use.slot_bytes + bytes, 256);
       }

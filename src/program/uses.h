@@ -18,16 +18,20 @@ namespace spillway {
 // Part of one tensor in a slot: its ranges stand one after the other, each at a multiple of 256
 // bytes.
 struct Piece {
-  RangeSet held;                 // what of the tensor the slot holds
-  RangeSet fetch;                // read before written: copied in
-  RangeSet written;              // copied out, if needed later
-  int32_t last_write = -1;       // item
-  std::vector<int64_t> offsets;  // bytes into the slot, by range of `held`
+  RangeSet held;            // what of the tensor the slot holds
+  RangeSet fetch;           // read before written: copied in
+  RangeSet written;         // copied out, if needed later
+  int32_t last_write = -1;  // item
+  int64_t offset = 0;       // bytes into the slot
 
   // Bytes into the slot of element range.begin; `range` is held.
   int64_t offset_of(ElementRange range, int64_t element_bytes) const {
-    const int32_t at = held.find(range);
-    return offsets[at] + (range.begin - held.ranges()[at].begin) * element_bytes;
+    int64_t at = offset;
+    for (const ElementRange& r : held.ranges()) {
+      if (range.begin < r.end) return at + (range.begin - r.begin) * element_bytes;
+      at = round_up(at + r.count() * element_bytes, 256);
+    }
+    return at;
   }
 };
 
