@@ -226,17 +226,15 @@ class TrainSchedule : private ScheduleNodes {
   int64_t exchange_piece(Node& node, const Piece& piece, const Level& level, TensorId from,
                          int64_t shift, TensorId to, int64_t at) const {
     const Range own = part(piece, level, level.own);
-    std::vector<Message> sent, received;
-    for (int32_t k = 0; k < level.width(); ++k) {
-      if (k == level.own) continue;
-      const Range theirs = part(piece, level, k);
-      sent.push_back({level.ranks[k], {theirs.begin - shift, theirs.count}});
-      received.push_back({level.ranks[k], {at, own.count}});
-      at += own.count;
-    }
-    send_each(node, from, sent);
-    receive_each(node, to, received);
-    return at;
+    const int32_t even = even_members(piece, total_of(piece), spec_.ranks, level);
+    send_each(node, from, one_each(level, even, [&](int32_t member) {
+                const Range theirs = part(piece, level, member);
+                return Range{theirs.begin - shift, theirs.count};
+              }));
+    receive_each(node, to, one_each(level, level.width(), [&](int32_t member) {
+                   return Range{at + own.count * (member - (member > level.own)), own.count};
+                 }));
+    return at + own.count * (level.width() - 1);
   }
 
   // The level's sum of a piece: `own` and what stands in `staging` from `at` on, which moves on.
@@ -549,10 +547,7 @@ class TrainSchedule : private ScheduleNodes {
     };
     const Range own = losses_of(level.own);
     send_all(node, range(losses_, own.begin, own.count), level);
-    std::vector<Message> messages;
-    for (int32_t k = 0; k < level.width(); ++k)
-      if (k != level.own) messages.push_back({level.ranks[k], losses_of(k)});
-    receive_each(node, losses_, messages);
+    receive_each(node, losses_, one_each(level, level.width(), losses_of));
   }
 
   void gather_partials(Node& node, const Level& level) const {
@@ -566,10 +561,9 @@ class TrainSchedule : private ScheduleNodes {
         };
         const Range own = blocks(level.own);
         send_all(node, range(partials_, own.begin, own.count), level);
-        std::vector<Message> messages;
-        for (int32_t k = 0; k < level.width(); ++k)
-          if (k != level.own) messages.push_back({level.ranks[k], blocks(k)});
-        receive_each(node, partials_, messages);
+        const int32_t even = even_members(piece, total_of(piece), spec_.ranks, level);
+        receive_each(node, partials_,
+                     one_each(level, piece.count % block == 0 ? even : std::min(even, 1), blocks));
       }
   }
 
