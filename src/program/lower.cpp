@@ -156,7 +156,8 @@ class Lowering {
     return {.buffer = b, .version = version, .offset = offset, .dtype = dtype, .dims = dims};
   }
 
-  void emit_copy(Lane lane, std::string name, ProgramOperand from, ProgramOperand to) {
+  // Of a tensor, between the tiers.
+  void emit_copy(Lane lane, const std::string& tensor, ProgramOperand from, ProgramOperand to) {
     if (outline_) {
       for (const BufferId b : {from.buffer, to.buffer})
         shared_use_.back().add(b, issued_, buffers());
@@ -166,7 +167,7 @@ class Lowering {
     Instr& i = program_->instrs.emplace_back();
     i.kind = InstrKind::copy;
     i.lane = lane;
-    i.name = std::move(name);
+    i.name = (lane == Lane::h2d ? "h2d " : "d2h ") + tensor;
     i.access.reserve(2);
     i.access.push_back({from.buffer, from.version, from.offset, from.bytes(), false});
     i.access.push_back({to.buffer, to.version, to.offset, to.bytes(), true});
@@ -178,21 +179,16 @@ class Lowering {
   void emit_use_copies(const Use& use, TensorId tensor, const Piece& piece, bool fetch) {
     const Tensor& t = schedule().graph.tensors[tensor];
     const int64_t size = size_of(t.dtype);
-    const auto& ranges = (fetch ? piece.fetch : piece.written).ranges();
-    if (outline_) {  // rings and homes have bytes of their own
-      if (!ranges.empty()) tensor_buffer(tensor, Tier::host, use.micro);
-      return;
-    }
-    for (const ElementRange& range : ranges) {
+    for (const ElementRange& range : (fetch ? piece.fetch : piece.written).ranges()) {
       const Dims dims(range.count());
       const ProgramOperand slot =
           whole(ring_buffer_[use.ring], piece.offset_of(range, size), t.dtype, dims, slot_of(use));
       const ProgramOperand home =
           whole(tensor_buffer(tensor, Tier::host, use.micro), range.begin * size, t.dtype, dims);
       if (fetch)
-        emit_copy(Lane::h2d, "h2d " + t.name, home, slot);
+        emit_copy(Lane::h2d, t.name, home, slot);
       else
-        emit_copy(Lane::d2h, "d2h " + t.name, slot, home);
+        emit_copy(Lane::d2h, t.name, slot, home);
     }
   }
 
@@ -222,6 +218,11 @@ class Lowering {
       }
     }
     return {};
+  }
+
+  // Of an item's operand `k`, counting inputs and then outputs.
+  Stand stand_of(const StagePlan& plan, const Item& item, int32_t k) {
+    return stand_of(plan.operands[item.first + k], plan.use_of[item.first + k], plan);
   }
 
   BufferId input_buffer(const Tensor& t) {
@@ -282,7 +283,7 @@ class Lowering {
       const Tensor& t = tensors[instance.tensor];
       const Dims dims = o.count < 0 ? t.dims : Dims(o.count);
       if (k < item.inputs) types_.push_back({t.dtype, dims});
-      const BufferId buffer = stand_of(instance, plan.use_of[item.first + k], plan).buffer;
+      const BufferId buffer = stand_of(plan, item, k).buffer;
       if (dims.count() > 0) shared_use.add(buffer, issued_, buffers());
     }
     if (node.kind == NodeKind::op)
@@ -318,14 +319,14 @@ class Lowering {
     i.name = node.name;
     i.accumulate = item.accumulate;
     i.micro = micro_batch(item.micro);
-    const int32_t* use = plan.use_of.data() + item.first;
+    int32_t at = 0;
     Instance before;  // the pieces of an exchange are of few tensors
     Stand stand;
     const auto add_operand = [&](const Instance& instance, const Operand& o,
                                  std::vector<ProgramOperand>& to) {
-      if (instance != before) stand = stand_of(instance, *use, plan);
+      if (instance != before) stand = stand_of(plan, item, at);
       before = instance;
-      ++use;
+      ++at;
       to.push_back(operand(instance, o, stand));
     };
     i.in.reserve(node.in.size());
@@ -433,13 +434,13 @@ class Lowering {
       const ProgramOperand device = whole_tensor(input, plan);
       const BufferId host =
           host_io(schedule().name + "." + t.name, t.bytes(), schedule().spec.micro_batches);
-      emit_copy(Lane::h2d, "h2d " + t.name,
-                whole(host, 0, t.dtype, t.dims, micro_batch(input.micro)), device);
+      emit_copy(Lane::h2d, t.name, whole(host, 0, t.dtype, t.dims, micro_batch(input.micro)),
+                device);
     }
     if (!first) return;
     if (const TensorId id = g.find("scalars"); id != kNone) {
       const Tensor& t = g.tensors[id];
-      emit_copy(Lane::h2d, "h2d scalars",
+      emit_copy(Lane::h2d, t.name,
                 whole(host_io(schedule().name + ".scalars", t.bytes(), 1), 0, t.dtype, t.dims),
                 whole_tensor({id, 0}, plan));
     }
@@ -467,7 +468,7 @@ class Lowering {
           !schedule().borrows.empty() && schedules_[0]->graph.find(t.name) != kNone;
       if (borrowed) continue;
       const std::string name = schedule().name + "." + t.name + (updated_scalars ? ".out" : "");
-      emit_copy(Lane::d2h, "d2h " + t.name, whole_tensor({id, 0}, plan),
+      emit_copy(Lane::d2h, t.name, whole_tensor({id, 0}, plan),
                 whole(host_io(name, t.bytes(), 1), 0, t.dtype, t.dims));
     }
   }

@@ -119,14 +119,6 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
         piece.last_write = p;
       }
     };
-    // Most items have nothing in a ring.
-    const std::span<const Instance> operands(&plan.operands[item.first],
-                                             static_cast<size_t>(item.inputs + item.outputs));
-    if (std::none_of(operands.begin(), operands.end(),
-                     [&](const Instance& i) { return sequencer.store(i) == Store::ring; })) {
-      plan.use_of.insert(plan.use_of.end(), operands.size(), kNone);
-      continue;
-    }
     const Node& node = *item.node;
     for (size_t i = 0; i < node.in.size(); ++i) visit(plan.in(item)[i], node.in[i], true, false);
     for (size_t i = 0; i < node.out.size(); ++i)
