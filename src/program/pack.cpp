@@ -106,15 +106,19 @@ int64_t pack_by_size(std::vector<Life> lives, std::vector<int64_t>& offset) {
 }
 
 int64_t live_peak(const std::vector<Life>& lives) {
-  std::vector<std::pair<InstrId, int64_t>> change;  // at one instruction, deaths first
-  change.reserve(lives.size() * 2);
+  if (lives.empty()) return 0;
+  InstrId begin = lives[0].first, end = 0;
   for (const Life& life : lives) {
-    change.emplace_back(life.first, life.bytes);
-    change.emplace_back(life.last + 1, -life.bytes);
+    begin = std::min(begin, life.first);
+    end = std::max(end, life.last + 1);
   }
-  std::sort(change.begin(), change.end());
+  std::vector<int64_t> change(static_cast<size_t>(end - begin) + 1, 0);  // by instruction
+  for (const Life& life : lives) {
+    change[life.first - begin] += life.bytes;
+    change[life.last + 1 - begin] -= life.bytes;
+  }
   int64_t live = 0, peak = 0;
-  for (const auto& [at, delta] : change) peak = std::max(peak, live += delta);
+  for (const int64_t delta : change) peak = std::max(peak, live += delta);
   return peak;
 }
 

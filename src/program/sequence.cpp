@@ -198,8 +198,9 @@ void Sequencer::resolve_aliases(Sequence& sequence, const std::vector<int32_t>& 
       parent[index(from)] = items[p].first + items[p].inputs + out;
     }
   }
-  for (Instance& i : sequence.operands)
-    while (parent[index(i)] != kNone) i = sequence.operands[parent[index(i)]];
+  // Parents stand later; from the end, each is at its root already, however long the chain.
+  for (auto i = sequence.operands.rbegin(); i != sequence.operands.rend(); ++i)
+    while (parent[index(*i)] != kNone) *i = sequence.operands[parent[index(*i)]];
 }
 
 }  // namespace spillway
