@@ -80,9 +80,11 @@ PlanReport make_plan(const PlanInput& input) {
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
   search_by_bound(input, report, evaluations(space), consider_plan);
-  if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving)
-    consider_plan(improved(search_space(input, report.plan.schedule), report.plan, input.budgets,
-                           evaluations(space)));
+  if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving) {
+    const SearchSpace around = search_space(input, report.plan.schedule);
+    report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(space));
+    note_no_offload(report.plan, report);
+  }
   return report;
 }
 
