@@ -48,22 +48,22 @@ struct Lowered {
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
               const WorkspaceRules& rules, int64_t staging_bytes);
 
-// When buffers that may share bytes are in use, in one program.
+// From when to when a program uses a buffer that may share its bytes.
 struct Lifetime {
   BufferId buffer = -1;
-  InstrId first = 0, last = 0;  // instructions
+  InstrId first = 0, last = 0;
 };
 struct SharedUse {
   std::vector<Segment> segments;
   std::vector<Lifetime> lives;   // by first use
-  std::vector<int32_t> life_of;  // by buffer: index into lives; what is missing, or -1: none yet
+  std::vector<int32_t> life_of;  // by buffer, as far as it goes: index into lives; -1: none yet
   // `buffer` is used by instruction `at`, which is no earlier than those before; nothing if it has
   // bytes of its own.
   void add(BufferId buffer, InstrId at, const std::vector<Buffer>& buffers);
 };
 
-// What `lower` makes, but for the instructions: enough to pack, in a fraction of the time. Buffers
-// that may share bytes have no names, and instructions that touch none of them do not count.
+// What `lower` makes, but for the instructions, of which only the numbers are left: enough to pack,
+// in a fraction of the time. Buffers that may share bytes have no names.
 struct Outline {
   std::vector<Buffer> buffers;
   std::vector<SharedUse> programs;
