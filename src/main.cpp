@@ -95,7 +95,10 @@ int run(int argc, char** argv) {
   plan->add_option("--ranks", c.plan.ranks, "Ranks to plan for")->check(CLI::PositiveNumber);
   plan->add_flag("--json", c.plan.json, "JSON alone on standard output");
   plan->add_option("--out", c.plan.out, "Write the plan to this file");
-  plan->add_option("--plan", c.plan.plan_file, "Report this plan instead of making one");
+  auto* reported =
+      plan->add_option("--plan", c.plan.plan_file, "Report this plan instead of making one");
+  plan->add_option("--verify", c.plan.verify_file, "Check the certificate of this plan")
+      ->excludes(reported);
 
   auto* sample = app.add_subcommand("sample", "Continue a prompt with a checkpoint's model");
   sample->add_option("--checkpoint", c.sample.checkpoint, "A checkpoint's folder")->required();

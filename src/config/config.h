@@ -157,4 +157,9 @@ std::vector<KeyChange> changes_that_forbid_resume(const std::string& saved_json,
 // if it is auto.
 uint64_t numerics_hash(const Config& config, int ranks);
 
+// Keys with their values as JSON text, in a fixed order.
+using KeyValues = std::vector<std::pair<std::string, std::string>>;
+// What numerics_hash is a hash of, "ranks" first.
+KeyValues numerics_values(const Config& config, int ranks);
+
 }  // namespace spillway

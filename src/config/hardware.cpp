@@ -216,6 +216,14 @@ std::string profile_json(const HardwareProfile& profile, const std::string& desc
   return json.dump(2) + "\n";
 }
 
+KeyValues profile_values(const HardwareProfile& profile) {
+  KeyValues values;
+  for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
+    values.emplace_back(key, value_json(field).dump());
+  });
+  return values;
+}
+
 Budgets resolve_budgets(const MemoryConfig& memory, const HardwareProfile& profile,
                         int ranks_on_node) {
   // A part stays for the system, the binary, MPI and the page cache of the data.

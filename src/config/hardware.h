@@ -87,12 +87,17 @@ void set_link(HardwareProfile& profile, double rate);
 // a tile takes its time however full it is.
 double gemm_fraction(const HardwareProfile& profile, bool bf16, double smallest);
 
+// Every key of the profile's file but name and further tiers, with its value; what plans are made
+// from, so a plan for other values is another profile's.
+KeyValues profile_values(const HardwareProfile& profile);
+
 // Physical memory or the cgroup limit (v1 and v2), whichever is smaller; never free memory.
 int64_t machine_memory_bytes();
 
 // Device and host budgets in bytes for one rank when `ranks_on_node` share the machine.
 struct Budgets {
   int64_t device = 0, host = 0;
+  friend bool operator==(const Budgets&, const Budgets&) = default;
 };
 Budgets resolve_budgets(const MemoryConfig& memory, const HardwareProfile& profile,
                         int ranks_on_node);

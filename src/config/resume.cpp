@@ -47,18 +47,27 @@ std::vector<KeyChange> changes_that_forbid_resume(const std::string& saved_json,
   return changes;
 }
 
-uint64_t numerics_hash(const Config& config, int ranks) {
+KeyValues numerics_values(const Config& config, int ranks) {
   Config named = config;
   rewrite_files(named, [](const std::string& path) {
     return std::filesystem::path(path).filename().string();
   });
-  Hasher hasher;
-  hasher.value(static_cast<int64_t>(ranks));
+  KeyValues values = {{"ranks", std::to_string(ranks)}};
   for (const auto& [key, value] : config_values(named)) {
     // The optimizer's state is the same wherever it stands.
     if (key == "parallel.zero" || !inherited_keyword(config_schema(), key, "x-numerics")) continue;
-    hasher.text(key);
-    hasher.text(value.dump());
+    values.emplace_back(key, value.dump());
+  }
+  return values;
+}
+
+uint64_t numerics_hash(const Config& config, int ranks) {
+  const KeyValues values = numerics_values(config, ranks);
+  Hasher hasher;
+  hasher.value(static_cast<int64_t>(ranks));
+  for (size_t i = 1; i < values.size(); ++i) {
+    hasher.text(values[i].first);
+    hasher.text(values[i].second);
   }
   return hasher.digest();
 }

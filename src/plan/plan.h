@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,14 +90,29 @@ PlanReport make_plan(const PlanInput& input);
 // Error(does_not_fit) text for a report that does not fit: tier, bytes short, settings that fit.
 std::string shortfall_message(const PlanReport& report, const Budgets& budgets);
 
-// Plan files: the placement as JSON with the hashes of numerics and profile.
-std::string placement_to_json(const Plan& plan, const std::string& numerics_hash,
-                              const std::string& profile_name);
+// What a plan is for: no other run can use it.
+struct PlanSubject {
+  std::string numerics, profile, profile_name;  // hashes, and a name for people
+  KeyValues numerics_values, profile_values;
+};
+PlanSubject plan_subject(const Config& config, int ranks, const HardwareProfile& profile);
+
+// What `report` claims of every plan for `input`; nothing where no plan fits.
+std::optional<QualityProof> quality_proof(const PlanReport& report, const PlanInput& input);
+
+// Plan files: the placement as JSON, with what it is for and what proves its quality.
+std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
+                              const std::optional<QualityProof>& proof = {});
 // Reads such text; `origin` names it in messages. Throws bad_input naming origin and key; a plan
-// for another config names both hashes.
-Placement placement_from_json(const std::string& text, const std::string& origin,
-                              const TrainSchedules& train, const std::string& numerics_hash,
-                              ScheduleChoice* schedule);
+// for other numerics or another profile names both hashes and the first key that differs. Whether
+// the proof proves anything is not judged.
+struct LoadedPlan {
+  Placement placement;
+  ScheduleChoice schedule;
+  std::optional<QualityProof> proof;
+};
+LoadedPlan placement_from_json(const std::string& text, const std::string& origin,
+                               const TrainSchedules& train, const PlanSubject& subject);
 
 // The decision for every unit that the pins name , as make_plan uses them.
 Placement placement_of_pins(const PlanInput& input);

@@ -1,20 +1,30 @@
 // Plan files:
-//   { "format": "spillway plan 1", "numerics": HEX, "profile": NAME, "reduce_delay": 0 | 1,
-//     "group": N, "rotated": LAYERS or "", "slots": { PLACE: N, … }, "place": { "PLACE@LAYERS":
-//     "device" | "host" | "recompute", … } }
+//   { "format": "spillway plan 2",
+//     "numerics": { "hash": HEX, "values": { KEY: VALUE, … } },
+//     "profile": { "name": NAME, "hash": HEX, "values": { KEY: VALUE, … } },
+//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "", "slots": { PLACE: N, … },
+//     "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … },
+//     "quality": { "device_bytes": N, "host_bytes": N, "threads": N, "bound_seconds": X,
+//       "certificates": [ { "group": N, "blocks": N, "bound_seconds": X | null, "multipliers": {
+//       ROW: Y, … } } ] }
+//       }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once.
+// "quality" may be missing: a plan that claims nothing. null: no plan of this group fits.
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "plan/plan.h"
 
 namespace spillway {
 namespace {
 
-constexpr const char* kFormat = "spillway plan 1";
+constexpr const char* kFormat = "spillway plan 2";
 constexpr const char* kStaging = "comm_staging";  // has slots, but is nowhere else to go
 constexpr const char* kWhere[] = {"device", "host", "recompute"};
 
@@ -56,10 +66,123 @@ std::pair<std::string, std::vector<int32_t>> layers_of(const std::string& key, i
   }
 }
 
+nlohmann::ordered_json subject_json(const std::string& hash, const KeyValues& values) {
+  nlohmann::ordered_json j;
+  j["hash"] = hash;
+  j["values"] = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : values)
+    j["values"][key] = nlohmann::ordered_json::parse(value, nullptr, false);
+  return j;
+}
+
+// Refuses a plan for something else: `what` is "numerics" or "profile".
+void check_subject(const nlohmann::json& j, const std::string& origin, const std::string& what,
+                   const std::string& hash, const KeyValues& values) {
+  const auto found = j.at("hash").get<std::string>();
+  const auto differs = [&](const std::string& key, const std::string& there,
+                           const std::string& here) {
+    bad_input(
+        "{}: the plan is for {}: its {} are {}, this run's are {}; {} is {} there and {} here",
+        origin, what == "numerics" ? "another config" : "another hardware profile",
+        what == "numerics" ? "numerics" : "profile's values", found, hash, key, there, here);
+  };
+  const nlohmann::json& there = j.at("values");
+  if (!there.is_object()) bad_input("{}: {}.values is not a table", origin, what);
+  for (const auto& [key, value] : values) {
+    const nlohmann::json here = nlohmann::json::parse(value, nullptr, false);
+    const auto it = there.find(key);
+    if (it == there.end()) differs(key, "not set", value);
+    if (*it != here) differs(key, it->dump(), value);
+  }
+  for (const auto& [key, value] : there.items())
+    if (std::none_of(values.begin(), values.end(), [&](const auto& v) { return v.first == key; }))
+      differs(key, value.dump(), "not set");
+  if (found != hash)
+    bad_input("{}: {}.hash is {}, but its values are this run's, whose hash is {}; was it altered?",
+              origin, what, found, hash);
+}
+
+double number(const nlohmann::json& value, const std::string& origin, const std::string& key) {
+  if (value.is_number() && std::isfinite(value.get<double>())) return value.get<double>();
+  bad_input("{}: {} is {}, expected a number", origin, key, value.dump());
+}
+
+int64_t size(const nlohmann::json& value, const std::string& origin, const std::string& key) {
+  if (value.is_number_integer() && value >= 0) return value.get<int64_t>();
+  bad_input("{}: {} is {}, expected a number of bytes", origin, key, value.dump());
+}
+
+nlohmann::ordered_json proof_json(const QualityProof& proof) {
+  nlohmann::ordered_json j;
+  j["device_bytes"] = proof.budgets.device;
+  j["host_bytes"] = proof.budgets.host;
+  j["threads"] = proof.threads;
+  j["bound_seconds"] = proof.bound_seconds;
+  j["certificates"] = nlohmann::ordered_json::array();
+  for (const Certificate& c : proof.certificates) {
+    nlohmann::ordered_json of_group;
+    of_group["group"] = c.group;
+    of_group["blocks"] = c.blocks;
+    of_group["bound_seconds"] = std::isinf(c.bound_seconds)
+                                    ? nlohmann::ordered_json(nullptr)
+                                    : nlohmann::ordered_json(c.bound_seconds);
+    of_group["multipliers"] = nlohmann::ordered_json::object();
+    for (const auto& [row, value] : c.multipliers) of_group["multipliers"][row] = value;
+    j["certificates"].push_back(std::move(of_group));
+  }
+  return j;
+}
+
+QualityProof read_proof(const nlohmann::json& j, const std::string& origin) {
+  constexpr int kMost = 1 << 20;
+  QualityProof proof;
+  proof.budgets.device = size(j.at("device_bytes"), origin, "quality.device_bytes");
+  proof.budgets.host = size(j.at("host_bytes"), origin, "quality.host_bytes");
+  proof.threads = integer(j.at("threads"), origin, "quality.threads", 1, kMost);
+  proof.bound_seconds = number(j.at("bound_seconds"), origin, "quality.bound_seconds");
+  if (!j.at("certificates").is_array()) bad_input("{}: quality.certificates is not a list", origin);
+  for (const nlohmann::json& one : j.at("certificates")) {
+    const std::string where = fmt::format("quality.certificates[{}].", proof.certificates.size());
+    Certificate c;
+    c.group = integer(one.at("group"), origin, where + "group", 1, kMost);
+    c.blocks = integer(one.at("blocks"), origin, where + "blocks", 1, kMost);
+    c.bound_seconds = one.at("bound_seconds").is_null()
+                          ? std::numeric_limits<double>::infinity()
+                          : number(one.at("bound_seconds"), origin, where + "bound_seconds");
+    if (!one.at("multipliers").is_object())
+      bad_input("{}: {}multipliers is not a table", origin, where);
+    for (const auto& [row, value] : one.at("multipliers").items())
+      c.multipliers.emplace_back(row, number(value, origin, where + "multipliers." + row));
+    proof.certificates.push_back(std::move(c));
+  }
+  return proof;
+}
+
 }  // namespace
 
-std::string placement_to_json(const Plan& plan, const std::string& numerics_hash,
-                              const std::string& profile_name) {
+PlanSubject plan_subject(const Config& config, int ranks, const HardwareProfile& profile) {
+  PlanSubject subject;
+  subject.numerics = hex(numerics_hash(config, ranks));
+  subject.numerics_values = numerics_values(config, ranks);
+  subject.profile_name = profile.name;
+  subject.profile_values = profile_values(profile);
+  Hasher hasher;
+  for (const auto& [key, value] : subject.profile_values) {
+    hasher.text(key);
+    hasher.text(value);
+  }
+  subject.profile = hex(hasher.digest());
+  return subject;
+}
+
+std::optional<QualityProof> quality_proof(const PlanReport& report, const PlanInput& input) {
+  if (report.bound_seconds <= 0) return std::nullopt;
+  return QualityProof{input.budgets, input.rules.threads, report.bound_seconds,
+                      report.certificates};
+}
+
+std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
+                              const std::optional<QualityProof>& proof) {
   int32_t blocks = 0;  // the head is the one layer above the blocks
   for (const auto& [key, where] : plan.placement.where) blocks = std::max(blocks, key.second - 1);
   std::map<std::pair<std::string, Where>, std::vector<int32_t>> groups;
@@ -67,8 +190,9 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
     groups[{key.first, where}].push_back(key.second);
   nlohmann::ordered_json j;
   j["format"] = kFormat;
-  j["numerics"] = numerics_hash;
-  j["profile"] = profile_name;
+  j["numerics"] = subject_json(subject.numerics, subject.numerics_values);
+  j["profile"]["name"] = subject.profile_name;
+  j["profile"].update(subject_json(subject.profile, subject.profile_values));
   j["reduce_delay"] = plan.schedule.reduce_delay;
   j["group"] = plan.schedule.group;
   std::vector<int32_t> rotated;
@@ -81,12 +205,12 @@ std::string placement_to_json(const Plan& plan, const std::string& numerics_hash
   for (const auto& [group, layers] : groups)
     j["place"][group.first + "@" + layers_text(layers, blocks)] =
         kWhere[static_cast<int>(group.second)];
+  if (proof) j["quality"] = proof_json(*proof);
   return j.dump(2);
 }
 
-Placement placement_from_json(const std::string& text, const std::string& origin,
-                              const TrainSchedules& schedules, const std::string& numerics_hash,
-                              ScheduleChoice* schedule) {
+LoadedPlan placement_from_json(const std::string& text, const std::string& origin,
+                               const TrainSchedules& schedules, const PlanSubject& subject) {
   nlohmann::json j;
   try {
     j = nlohmann::json::parse(text);
@@ -97,25 +221,25 @@ Placement placement_from_json(const std::string& text, const std::string& origin
   if (!j.is_object() || j.value("format", nlohmann::json()) != kFormat)
     bad_input("{}: not a plan file; expected \"format\": \"{}\"", origin, kFormat);
   try {
-    const std::string numerics = j.at("numerics").get<std::string>();
-    if (numerics != numerics_hash)
-      bad_input("{}: the plan is for another config: its numerics are {}, this run's are {}",
-                origin, numerics, numerics_hash);
-    schedule->reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
+    check_subject(j.at("numerics"), origin, "numerics", subject.numerics, subject.numerics_values);
+    check_subject(j.at("profile"), origin, "profile", subject.profile, subject.profile_values);
+    LoadedPlan plan;
+    ScheduleChoice& schedule = plan.schedule;
+    schedule.reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
     const std::vector<int32_t> groups = group_choices(schedules.spec());
-    schedule->group = integer(j.at("group"), origin, "group", 1, groups.back());
-    if (std::find(groups.begin(), groups.end(), schedule->group) == groups.end())
+    schedule.group = integer(j.at("group"), origin, "group", 1, groups.back());
+    if (std::find(groups.begin(), groups.end(), schedule.group) == groups.end())
       bad_input("{}: group is {}, which does not go with this config; expected one of {}", origin,
-                schedule->group, fmt::join(groups, ", "));
+                schedule.group, fmt::join(groups, ", "));
     const int32_t blocks = schedules.get({}).graph.layers;
-    schedule->update.clear();
+    schedule.update.clear();
     if (const auto text = j.at("rotated").get<std::string>(); !text.empty()) {
-      schedule->update.assign(blocks + 2, UpdatePosition::end);
+      schedule.update.assign(blocks + 2, UpdatePosition::end);
       for (const int32_t layer : layers_of("rotated@" + text, blocks, origin).second)
-        schedule->update[layer] = UpdatePosition::rotated;
+        schedule.update[layer] = UpdatePosition::rotated;
     }
-    const Schedule& train = schedules.get(*schedule);
-    Placement placement;
+    const Schedule& train = schedules.get(schedule);
+    Placement& placement = plan.placement;
     std::map<PlaceKey, PlaceUnit> units;
     std::vector<std::string> names;
     for (const PlaceUnit& unit : place_units(train)) {
@@ -151,7 +275,8 @@ Placement placement_from_json(const std::string& text, const std::string& origin
     for (const auto& [key, unit] : units)
       if (!placement.where.contains(key))
         bad_input("{}: no decision for \"{}\" of layer {}", origin, key.first, key.second);
-    return placement;
+    if (j.contains("quality")) plan.proof = read_proof(j.at("quality"), origin);
+    return plan;
   } catch (const nlohmann::json::exception& e) {
     bad_input("{}: {}", origin, e.what());
   }

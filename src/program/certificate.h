@@ -18,13 +18,17 @@ struct Certificate {
   int32_t blocks = 1;        // buckets of neighbouring block layers that the program has at most
   double bound_seconds = 0;  // infinite: no plan of this group is faster than the plan, or fits
   std::vector<std::pair<std::string, double>> multipliers;
+  friend bool operator==(const Certificate&, const Certificate&) = default;
 };
 
-// The claim that no plan within `budgets` takes less than `bound_seconds`.
+// The claim that no plan within `budgets`, with workspaces for that many compute threads, takes
+// less than `bound_seconds`.
 struct QualityProof {
   Budgets budgets;
+  int32_t threads = 1;
   double bound_seconds = 0;
   std::vector<Certificate> certificates;  // one a group size
+  friend bool operator==(const QualityProof&, const QualityProof&) = default;
 };
 
 }  // namespace spillway

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
+#include "train/quality.h"
 #include "train/workload.h"
 
 namespace spillway {
@@ -122,18 +123,48 @@ void print_report(const PlanReport& r, const Workload& w) {
                1e3 * r.bound_seconds, 100 * (p.step_seconds / r.bound_seconds - 1));
 }
 
+LoadedPlan load_plan(const std::string& path, const Workload& workload) {
+  constexpr int64_t kLargestPlan = int64_t{64} << 20;
+  return placement_from_json(read_text(posix_file_system(), path, kLargestPlan), path,
+                             workload.train, workload.subject);
+}
+
+ExitCode verify_plan(const Workload& workload, const PlanOptions& options) {
+  const std::string& file = options.verify_file;
+  const LoadedPlan loaded = load_plan(file, workload);
+  if (!loaded.proof)
+    bad_input("{}: the plan has no certificate; train plan --out writes plans that have one", file);
+  const QualityProof& proof = *loaded.proof;
+  const Plan plan = evaluate_placement(workload.input, loaded.placement, loaded.schedule);
+  const double bound = check_proof(workload.input, plan, proof, file);
+  if (options.json) {
+    nlohmann::ordered_json j;
+    j["step_seconds"] = plan.step_seconds;
+    j["bound_seconds"] = bound;
+    j["gap"] = plan.step_seconds / bound - 1;
+    j["device_budget_bytes"] = proof.budgets.device;
+    j["host_budget_bytes"] = proof.budgets.host;
+    fmt::print("{}\n", j.dump(2));
+    return ExitCode::done;
+  }
+  fmt::print("{}: the certificate holds, for {} of device and {} of host memory\n", file,
+             format_bytes(proof.budgets.device), format_bytes(proof.budgets.host));
+  fmt::print("  predicted step time        {:.2f} ms\n", 1e3 * plan.step_seconds);
+  fmt::print("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left\n", 1e3 * bound,
+             100 * (plan.step_seconds / bound - 1));
+  return ExitCode::done;
+}
+
 }  // namespace
 
 ExitCode plan_command(const Config& config, const PlanOptions& options) {
   const Workload workload(config, topology_of(config, options.ranks));
+  if (!options.verify_file.empty()) return verify_plan(workload, options);
   PlanReport report = make_plan(workload.input);
   if (!options.plan_file.empty()) {
-    constexpr int64_t kLargestPlan = int64_t{64} << 20;
-    ScheduleChoice schedule;
-    const Placement placement =
-        placement_from_json(read_text(posix_file_system(), options.plan_file, kLargestPlan),
-                            options.plan_file, workload.train, workload.numerics, &schedule);
-    report.plan = evaluate_placement(workload.input, placement, schedule);
+    const LoadedPlan loaded = load_plan(options.plan_file, workload);
+    report.plan = evaluate_placement(workload.input, loaded.placement, loaded.schedule);
+    if (loaded.proof) check_proof(workload.input, report.plan, *loaded.proof, options.plan_file);
     report.fits = report.plan.device.peak <= workload.input.budgets.device &&
                   report.plan.host.peak <= workload.input.budgets.host;
   }
@@ -147,7 +178,11 @@ ExitCode plan_command(const Config& config, const PlanOptions& options) {
   }
   if (!options.out.empty()) {
     std::ofstream out(options.out, std::ios::trunc);
-    out << placement_to_json(report.plan, workload.numerics, workload.input.profile.name) << '\n';
+    // What a plan that was read claims may not hold for these budgets.
+    const bool made = options.plan_file.empty();
+    out << placement_to_json(report.plan, workload.subject,
+                             made ? quality_proof(report, workload.input) : std::nullopt)
+        << '\n';
     out.close();
     if (!out) bad_input("--out: {} cannot be written", options.out);
   }

@@ -10,9 +10,10 @@ namespace spillway {
 
 struct PlanOptions {
   int ranks = 1;
-  bool json = false;      // JSON alone on standard output, also when it does not fit
-  std::string out;        // write the plan here
-  std::string plan_file;  // report this plan instead of making one
+  bool json = false;        // JSON alone on standard output, also when it does not fit
+  std::string out;          // write the plan here
+  std::string plan_file;    // report this plan instead of making one
+  std::string verify_file;  // check what this plan claims of its quality, and nothing else
 };
 
 ExitCode plan_command(const Config& config, const PlanOptions& options);

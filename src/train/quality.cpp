@@ -1,5 +1,7 @@
 #include "train/quality.h"
 
+#include "base/error.h"
+
 namespace spillway {
 
 CertificateInput certificate_input(const PlanInput& input) {
@@ -14,6 +16,21 @@ CertificateInput certificate_input(const PlanInput& input) {
   result.staging_bytes = input.staging_bytes;
   result.bf16 = input.bf16;
   return result;
+}
+
+bool within(const Plan& plan, const Budgets& budgets) {
+  return plan.device.peak <= budgets.device && plan.host.peak <= budgets.host;
+}
+
+double check_proof(const PlanInput& input, const Plan& plan, const QualityProof& proof,
+                   const std::string& origin) {
+  if (!within(plan, proof.budgets))
+    bad_input(
+        "{}: the plan needs {} of device and {} of host memory, its certificate is for {} and {}; "
+        "plan again with train plan --out",
+        origin, format_bytes(plan.device.peak), format_bytes(plan.host.peak),
+        format_bytes(proof.budgets.device), format_bytes(proof.budgets.host));
+  return check_quality(certificate_input(input), proof, plan.step_seconds, origin);
 }
 
 }  // namespace spillway

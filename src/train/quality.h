@@ -8,4 +8,12 @@ namespace spillway {
 
 CertificateInput certificate_input(const PlanInput& input);
 
+bool within(const Plan& plan, const Budgets& budgets);
+
+// The seconds that `proof` proves no plan within its budgets to beat. Throws bad_input, with
+// `origin` in front, where it does not prove what it claims, or where `plan` needs more memory or
+// takes less time than that.
+double check_proof(const PlanInput& input, const Plan& plan, const QualityProof& proof,
+                   const std::string& origin);
+
 }  // namespace spillway

@@ -8,6 +8,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/table.h"
 #include "runtime/cpu/cpu_device.h"
+#include "train/quality.h"
 #include "train/together.h"
 #include "verify/verify.h"
 
@@ -30,12 +31,21 @@ Session::Session(const Workload& workload, Communicator& communicator,
     report_ = make_plan(input);
     if (!report_.fits)
       throw Error(ExitCode::does_not_fit, shortfall_message(report_, input.budgets));
-    plan_json_ = placement_to_json(report_.plan, workload.numerics, input.profile.name);
+    plan_json_ = placement_to_json(report_.plan, workload.subject, quality_proof(report_, input));
   });
   plan_json_ = communicator.broadcast_text(plan_json_, 0);
   const bool made_here =
       communicator.rank() == 0 && options.plan_file.empty() && options.plan_text.empty();
   together(communicator, [&] { adopt_plan(made_here, options.plan_file); });
+  on_rank_0(communicator, [&] {
+    if (made_here || !proof_) return;
+    if (within(report_.plan, proof_->budgets))
+      check_proof(input, report_.plan, *proof_, options.plan_file);
+    else if (options.say)  // with more threads, say
+      options.say(options.plan_file +
+                  ": the plan's certificate is for less memory than it needs "
+                  "here, and says nothing");
+  });
   Plan& plan = report_.plan;
   // Arenas may differ: the last ranks may hold a little less of every sharded tensor.
   const auto plan_hash = static_cast<int64_t>(hash_bytes(plan_json_.data(), plan_json_.size()));
@@ -112,11 +122,10 @@ std::unique_ptr<Device> make_device(const Workload& workload, Communicator& comm
 void Session::adopt_plan(bool made_here, const std::string& plan_file) {
   const PlanInput& input = workload_.input;
   if (made_here) return;
-  ScheduleChoice schedule;
-  const Placement placement =
-      placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file, workload_.train,
-                          workload_.numerics, &schedule);
-  report_.plan = evaluate_placement(input, placement, schedule);
+  LoadedPlan loaded = placement_from_json(plan_json_, plan_file.empty() ? "plan" : plan_file,
+                                          workload_.train, workload_.subject);
+  report_.plan = evaluate_placement(input, loaded.placement, loaded.schedule);
+  proof_ = std::move(loaded.proof);
   report_.fits = report_.plan.device.peak <= input.budgets.device &&
                  report_.plan.host.peak <= input.budgets.host;
   if (report_.fits) return;

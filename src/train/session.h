@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -67,6 +68,7 @@ class Session {
   const Workload& workload_;
   PlanReport report_;
   std::string plan_json_;
+  std::optional<QualityProof> proof_;  // of a plan that was not made here
   double verify_seconds_ = 0;
   int flush_program_ = -1;
   int64_t foreign_at_start_ = 0;

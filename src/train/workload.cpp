@@ -1,6 +1,5 @@
 #include "train/workload.h"
 
-#include "base/hash.h"
 #include "model/model.h"
 #include "parallel/build.h"
 
@@ -12,7 +11,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
     : config(c), topology(t) {
   spec = parallel_spec(config, t.rank, t.ranks, t.ranks_on_node);
   config.parallel.tree = spec.tree;
-  numerics = hex(numerics_hash(config, t.ranks));
+  subject = plan_subject(config, t.ranks, profile);
   const int64_t context = config.model.context;
   tokens_per_step = config.train.batch * context;
   flops_per_token = model_flops_per_token(config.model);

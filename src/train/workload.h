@@ -35,7 +35,7 @@ struct Workload {
   PlanInput input;
   double flops_per_token = 0;
   int64_t tokens_per_step = 0;  // over all ranks
-  std::string numerics;         // hash of what can change a bit, for plans and checkpoints
+  PlanSubject subject;          // what a plan must be for, to be this run's
 
   double flops_per_step() const { return flops_per_token * static_cast<double>(tokens_per_step); }
   // FLOP/s that MFU is measured against: the profile's peak of the run's precision, per rank.

@@ -76,8 +76,10 @@ double proven_seconds(const CertificateProgram& program, const Certificate& cert
   return dual(program, multipliers, true).value;
 }
 
-double check_quality(const CertificateInput& input, const QualityProof& proof, double step_seconds,
+double check_quality(const CertificateInput& run, const QualityProof& proof, double step_seconds,
                      const std::string& origin) {
+  CertificateInput input = run;
+  input.rules.threads = proof.threads;
   constexpr double kTolerance = 1e-6;  // times are in single precision where programs hold them
   std::map<int32_t, const Certificate*> of_group;
   const std::vector<int32_t> groups = group_choices(input.train->spec());

@@ -207,8 +207,7 @@ TEST(Fits, TheReportedPeakIsTheMeasuredOne) {
     tight.set_budgets({make_plan(job.front().input).device_minimum_bytes, kPlenty});
     const PlanReport least = make_plan(tight.front().input);
     ASSERT_TRUE(least.fits);
-    plans.push_back(
-        placement_to_json(least.plan, job.front().numerics, job.front().input.profile.name));
+    plans.push_back(placement_to_json(least.plan, job.front().subject));
     for (size_t p = 0; p < plans.size(); ++p) {
       int64_t tail = 0, peak = 0, top = -1;
       // What is written may look like one canary, but not like both.

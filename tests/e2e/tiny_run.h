@@ -80,7 +80,7 @@ struct Job {
     plan.schedule = schedule;
     for (const PlaceUnit& unit : place_units(front().train.get(schedule)))
       plan.placement.where.try_emplace(unit.key, Where::device);
-    return placement_to_json(plan, front().numerics, front().input.profile.name);
+    return placement_to_json(plan, front().subject);
   }
 };
 

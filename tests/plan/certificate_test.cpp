@@ -7,9 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
+#include <limits>
+#include <optional>
 #include <set>
 
+#include "base/error.h"
 #include "plan/bound_lp.h"
 #include "plan/search.h"
 #include "tests/plan/planner_input.h"
@@ -110,6 +114,100 @@ TEST(Certificate, RowsAndBoundsAreThePlanners) {
                  1e3 * bound, 1e3 * proven);
     }
   }
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ExitCode::bad_input) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+// A proof altered by hand is refused in one line that names the file and what is wrong.
+TEST(Certificate, AlteredByHand) {
+  PlannerInput p(kGpt2, {});
+  const PlanReport report = p.plan(budget_of(p, 0.2));
+  ASSERT_TRUE(report.fits);
+  const std::optional<QualityProof> good = quality_proof(report, p.input);
+  ASSERT_TRUE(good);
+  ASSERT_EQ(good->certificates.size(), group_choices(p.train.spec()).size());
+  const CertificateInput input = certificate_input(p.input);
+  const double step = report.plan.step_seconds;
+  const double bound = check_quality(input, *good, step, "plan.json");
+  EXPECT_NEAR(bound, report.bound_seconds, 1e-3 * bound);
+  EXPECT_GE(bound, report.bound_seconds * (1 - 1e-9));
+  EXPECT_LE(bound, step);
+  const auto refused = [&](const std::string& part, const auto& alter, double seconds) {
+    QualityProof altered = *good;
+    alter(altered);
+    const std::string message =
+        error_of([&] { check_quality(input, altered, seconds, "plan.json"); });
+    EXPECT_TRUE(message.starts_with("plan.json: ")) << message;
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  };
+  // The certificate on which the bound rests.
+  size_t tight = 0;
+  for (size_t c = 0; c < good->certificates.size(); ++c)
+    if (good->certificates[c].bound_seconds < good->certificates[tight].bound_seconds) tight = c;
+  const auto row = [&](QualityProof& q,
+                       const std::string& prefix) -> std::pair<std::string, double>& {
+    for (auto& m : q.certificates[tight].multipliers)
+      if (m.first.starts_with(prefix) && m.second != 0) return m;
+    throw std::runtime_error("no multiplier of " + prefix);
+  };
+  const int32_t group = good->certificates[tight].group;
+  const std::string of_group = fmt::format("group {}", group);
+  refused(
+      "bound_seconds", [](QualityProof& q) { q.bound_seconds *= 1.001; }, step);
+  refused(
+      of_group + " claims", [&](QualityProof& q) { row(q, "compute ").second *= 3; }, step);
+  refused(
+      of_group + " claims", [&](QualityProof& q) { row(q, "device memory").second *= 0.5; }, step);
+  refused(
+      of_group + " claims", [&](QualityProof& q) { row(q, "device memory").second = 0; }, step);
+  refused(
+      of_group + " is missing",
+      [&](QualityProof& q) { q.certificates.erase(q.certificates.begin() + tight); }, step);
+  refused(
+      "two certificates of " + of_group,
+      [&](QualityProof& q) { q.certificates.push_back(q.certificates[tight]); }, step);
+  refused(
+      "group 3", [&](QualityProof& q) { q.certificates[tight].group = 3; }, step);
+  refused(
+      "\"device memry\"", [&](QualityProof& q) { row(q, "device memory").first = "device memry"; },
+      step);
+  refused(
+      "must not be above 0", [&](QualityProof& q) { row(q, "device memory").second *= -1; }, step);
+  refused(
+      "expected a number", [&](QualityProof& q) { row(q, "compute ").second = std::nan(""); },
+      step);
+  refused(
+      "expected a number",
+      [&](QualityProof& q) { row(q, "compute ").second = std::numeric_limits<double>::infinity(); },
+      step);
+  refused(
+      "twice",
+      [&](QualityProof& q) {
+        auto& m = q.certificates[tight].multipliers;
+        m.push_back(m.front());
+      },
+      step);
+  refused(
+      "claims", [](QualityProof& q) { q.budgets.device *= 2; }, step);
+  refused(
+      "claims", [&](QualityProof& q) { q.certificates[tight].blocks = 1; }, step);
+  refused(
+      "buckets", [&](QualityProof& q) { q.certificates[tight].blocks = 0; }, step);
+  refused(
+      "of a step of", [](QualityProof&) {}, report.bound_seconds * 0.99);
+  // What claims less is true as well.
+  QualityProof modest = *good;
+  modest.bound_seconds /= 2;
+  EXPECT_EQ(check_quality(input, modest, step, "plan.json"), bound);
 }
 
 }  // namespace

@@ -152,16 +152,23 @@ TEST(PlanFile, RoundTrip) {
   PlannerInput p(kLlama, {});
   const PlanReport all = p.plan(kPlenty);
   for (int k = 0; k < 6; ++k) {
-    const Plan plan = p.plan(all.device_minimum_bytes +
-                             (all.all_resident_device_bytes - all.device_minimum_bytes) * k / 5)
-                          .plan;
-    const std::string text = placement_to_json(plan, "abc", "cpu");
-    ScheduleChoice schedule;
-    const Placement back = placement_from_json(text, "plan.json", p.train, "abc", &schedule);
-    EXPECT_EQ(back.where, plan.placement.where);
-    EXPECT_EQ(back.slots, plan.placement.slots);
-    EXPECT_EQ(schedule, plan.schedule);
-    const Plan again = evaluate_placement(p.input, back, schedule);
+    const PlanReport report =
+        p.plan(all.device_minimum_bytes +
+               (all.all_resident_device_bytes - all.device_minimum_bytes) * k / 5);
+    const Plan& plan = report.plan;
+    const PlanSubject subject = plan_subject(p.config, 1, p.input.profile);
+    std::optional<QualityProof> proof = quality_proof(report, p.input);
+    ASSERT_TRUE(proof);
+    for (Certificate& c : proof->certificates)  // a table has no order
+      std::sort(c.multipliers.begin(), c.multipliers.end());
+    const std::string text = placement_to_json(plan, subject, proof);
+    const LoadedPlan back = placement_from_json(text, "plan.json", p.train, subject);
+    EXPECT_EQ(back.placement.where, plan.placement.where);
+    EXPECT_EQ(back.placement.slots, plan.placement.slots);
+    EXPECT_EQ(back.schedule, plan.schedule);
+    ASSERT_TRUE(back.proof);
+    EXPECT_EQ(*back.proof, *proof);
+    const Plan again = evaluate_placement(p.input, back.placement, back.schedule);
     EXPECT_EQ(program_hash(again.lowered.set, again.layout),
               program_hash(plan.lowered.set, plan.layout));
   }
@@ -169,11 +176,13 @@ TEST(PlanFile, RoundTrip) {
 
 TEST(PlanFile, Errors) {
   PlannerInput p(kLlama, {});
-  const std::string good = placement_to_json(p.plan(0).plan, "abc", "cpu");
-  const auto error = [&](const std::string& text, const std::string& numerics = "abc") {
-    ScheduleChoice schedule;
-    const std::string message =
-        error_of([&] { placement_from_json(text, "plan.json", p.train, numerics, &schedule); });
+  const PlanSubject subject = plan_subject(p.config, 1, p.input.profile);
+  const PlanReport report = p.plan(kPlenty);
+  const std::string good = placement_to_json(report.plan, subject, quality_proof(report, p.input));
+  const auto error = [&](const std::string& text, const PlanSubject* other = nullptr) {
+    const std::string message = error_of([&] {
+      placement_from_json(text, "plan.json", p.train, other == nullptr ? subject : *other);
+    });
     EXPECT_TRUE(message.starts_with("plan.json: ")) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
     return message;
@@ -189,9 +198,38 @@ TEST(PlanFile, Errors) {
   has(error(""), "not a JSON");
   has(error(good.substr(0, good.size() / 2)), "not a JSON");
   has(error("[]"), "not a plan file");
-  has(error(good, "def"), "abc");
-  has(error(good, "def"), "def");
-  has(changed([](auto& j) { j["format"] = "spillway plan 2"; }), "not a plan file");
+  // For another run: both hashes and the first key that differs.
+  const auto has_all = [&](const std::string& message, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) has(message, part);
+  };
+  Config another = p.config;
+  another.train.seed = 77;
+  another.optimizer.lr = 0.5;
+  const PlanSubject of_another = plan_subject(another, 1, p.input.profile);
+  has_all(error(good, &of_another),
+          {subject.numerics, of_another.numerics, "train.seed is 1 ", "77"});
+  const PlanSubject of_ranks = plan_subject(p.config, 2, p.input.profile);
+  has_all(error(good, &of_ranks), {subject.numerics, of_ranks.numerics, "ranks is 1 there and 2"});
+  HardwareProfile slower = p.input.profile;
+  slower.h2d_bandwidth /= 2;
+  slower.network_bandwidth *= 2;
+  const PlanSubject of_slower = plan_subject(p.config, 1, slower);
+  has_all(error(good, &of_slower), {subject.profile, of_slower.profile, "h2d_bandwidth is"});
+  has(changed([](auto& j) { j["numerics"]["hash"] = "0123456789abcdef"; }), "0123456789abcdef");
+  has(changed([](auto& j) { j["profile"]["values"]["peak_f32"] = 1; }), "peak_f32 is 1 there");
+  has(changed([](auto& j) { j["profile"]["values"].erase("peak_f32"); }), "peak_f32 is not set");
+  has(changed([](auto& j) { j["profile"]["values"]["x"] = 1; }), "x is 1 there and not set here");
+  has(changed([](auto& j) { j["profile"]["values"] = 1; }), "profile.values");
+  has(changed([](auto& j) { j["quality"]["bound_seconds"] = nullptr; }), "quality.bound_seconds");
+  has(changed([](auto& j) { j["quality"]["device_bytes"] = -1; }), "quality.device_bytes");
+  has(changed([](auto& j) { j["quality"]["certificates"] = 1; }), "quality.certificates");
+  has(changed([](auto& j) { j["quality"]["certificates"][0]["blocks"] = 0; }), "blocks");
+  has(changed([](auto& j) { j["quality"]["certificates"][0]["multipliers"] = 3; }), "multipliers");
+  has(changed(
+          [](auto& j) { j["quality"]["certificates"][0]["multipliers"].begin().value() = "one"; }),
+      "expected a number");
+  has(changed([](auto& j) { j["quality"].erase("threads"); }), "threads");
+  has(changed([](auto& j) { j["format"] = "spillway plan 1"; }), "not a plan file");
   has(changed([](auto& j) { j.erase("numerics"); }), "numerics");
   has(changed([](auto& j) { j["reduce_delay"] = 2; }), "reduce_delay");
   has(changed([](auto& j) { j["reduce_delay"] = true; }), "reduce_delay");
