@@ -199,7 +199,7 @@ TEST(Certificate, AlteredByHand) {
   refused(
       "claims", [](QualityProof& q) { q.budgets.device *= 2; }, step);
   refused(
-      "claims", [&](QualityProof& q) { q.certificates[tight].blocks = 1; }, step);
+      "does not have", [&](QualityProof& q) { q.certificates[tight].blocks = 1; }, step);
   refused(
       "buckets", [&](QualityProof& q) { q.certificates[tight].blocks = 0; }, step);
   refused(
