@@ -42,7 +42,8 @@ class BoundSearch {
       groups_.push_back({step_model(input_, group, kBlocks), 0});
     // The optimum is no slower than what has been found; where nothing has, than anything sensible.
     horizon_ = report_.fits ? report_.plan.step_seconds : 1e3 * report_.plan.step_seconds;
-    for (Group& group : groups_) solve(group);
+    LpSolver::Basis basis;
+    for (Group& group : groups_) solve(group, basis);
     std::sort(groups_.begin(), groups_.end(),
               [](const Group& a, const Group& b) { return a.bound < b.bound; });
     for (const bool offload : {true, false}) {
@@ -55,10 +56,15 @@ class BoundSearch {
   }
 
  private:
-  void solve(Group& group) {
+  // `basis`: of the group before, and then of this one, whose programs are much alike.
+  void solve(Group& group, LpSolver::Basis& basis) {
     const BoundLp program =
         bound_lp(group.model, input_.profile, input_.budgets, horizon_, offloads());
-    const LpSolution solution = LpSolver(program.lp).solve();
+    LpSolver solver(program.lp);
+    if (basis.size() == program.lp.columns.size() + program.lp.rows.size())
+      solver.start_from(basis);
+    const LpSolution solution = solver.solve();
+    basis = solver.basis();
     Certificate certificate;
     certificate.group = group.model.choice.group;
     certificate.blocks = kBlocks;
@@ -103,28 +109,36 @@ class BoundSearch {
     constexpr RoundingAid kAids[] = {{2, 1, 0.003},   {3, 1, 0.003},  {1, 1, 0.003},
                                      {2, 0.6, 0.003}, {4, 1, 0.0005}, {1, 0.4, 0.003},
                                      {2, 1, 0.03}};
-    for (const Budgets& budgets : ladder())
+    for (const Budgets& budgets : ladder()) {
+      LpSolver::Basis basis;  // not of other budgets: what a rung finds depends on it alone
       for (RoundingAid aid : kAids) {
         if (close_enough(group, offload) || layouts_ <= 0) return;
         aid.cost_of_bytes /= input_.profile.h2d_bandwidth;
         // Where there is no room to send sums and gather parameters ahead, at once.
-        bool found = round(group, budgets, offload, aid, 1);
+        bool found = round(group, budgets, offload, aid, 1, basis);
         if (!found && input_.train->spec().ranks > 1)
-          found = round(group, budgets, offload, aid, 0);
+          found = round(group, budgets, offload, aid, 0, basis);
         if (!offload && found) return;
       }
+    }
   }
 
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
-  // Returns whether one fitted.
+  // Returns whether one fitted. Each program starts where the one before was solved: the first from
+  // `basis`, if that is not empty, which becomes its own.
   bool round(const Group& group, Budgets budgets, bool offload, const RoundingAid& aid,
-             int32_t reduce_delay) {
+             int32_t reduce_delay, LpSolver::Basis& basis) {
     constexpr int kTries = 3;
+    LpSolver::Basis start = basis;
     for (int attempt = 1; attempt <= kTries; ++attempt) {
       const BoundLp program =
           bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, offload, aid);
-      const LpSolution solution = LpSolver(program.lp).solve();
+      LpSolver solver(program.lp);
+      if (!start.empty()) solver.start_from(start);
+      const LpSolution solution = solver.solve();
       if (!solution.feasible || layouts_ <= 0) return false;
+      start = solver.basis();
+      if (attempt == 1) basis = start;
       Candidate candidate = rounded(group.model, program, solution.columns, aid.slots);
       candidate.schedule.reduce_delay = reduce_delay;
       for (const auto& [key, where] : placement_of_pins(input_).where)

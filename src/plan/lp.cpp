@@ -13,6 +13,7 @@ namespace spillway {
 struct LpSolver::State {
   Clp_Simplex* clp = Clp_newModel();
   std::vector<double> column_scale, row_scale, cost;
+  bool warm = false;  // started from another program's basis
   State() = default;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -23,6 +24,7 @@ namespace {
 
 // CLP takes what is beyond this for infinite.
 constexpr double kClpInfinity = std::numeric_limits<double>::max();
+constexpr unsigned char kBasic = 1, kAtLowerBound = 3;  // ClpSimplex::Status
 
 double clp_bound(double value, double scale) {
   if (std::isinf(value)) return value > 0 ? kClpInfinity : -kClpInfinity;
@@ -74,6 +76,19 @@ void LpSolver::set_row_bounds(int32_t row, double lower, double upper) {
   Clp_rowUpper(state_->clp)[row] = clp_bound(upper, state_->row_scale[row]);
 }
 
+LpSolver::Basis LpSolver::basis() const {
+  const unsigned char* status = Clp_statusArray(state_->clp);
+  return Basis(status, status + state_->column_scale.size() + state_->row_scale.size());
+}
+
+void LpSolver::start_from(const Basis& basis) {
+  if (basis.size() != state_->column_scale.size() + state_->row_scale.size())
+    internal_error("a basis of {} columns and rows is no start for {} and {}", basis.size(),
+                   state_->column_scale.size(), state_->row_scale.size());
+  Clp_copyinStatus(state_->clp, basis.data());
+  state_->warm = true;
+}
+
 LpSolution LpSolver::solve() {
   Clp_dual(state_->clp, 0);
   const int status = Clp_status(state_->clp);
@@ -81,6 +96,13 @@ LpSolution LpSolver::solve() {
   const size_t rows = state_->row_scale.size();
   if (status == 1) {
     double* ray = Clp_infeasibilityRay(state_->clp);
+    if (ray == nullptr && state_->warm) {  // which hides why at times; from the beginning it shows
+      Basis slack(state_->column_scale.size(), kAtLowerBound);
+      slack.insert(slack.end(), rows, kBasic);
+      start_from(slack);
+      state_->warm = false;
+      return solve();
+    }
     if (ray == nullptr) internal_error("the solver gives no proof that a program is infeasible");
     // CLP's ray has the opposite sign of a multiplier.
     for (size_t r = 0; r < rows; ++r) solution.duals.push_back(-ray[r] / state_->row_scale[r]);

@@ -36,6 +36,9 @@ struct LpSolution {
 // Keeps the solver's state, so that a program that differs in a few bounds is solved quickly.
 class LpSolver {
  public:
+  // Where a solution stands, by column and row.
+  using Basis = std::vector<unsigned char>;
+
   explicit LpSolver(const Lp& lp);
   ~LpSolver();
   LpSolver(const LpSolver&) = delete;
@@ -43,6 +46,10 @@ class LpSolver {
 
   void set_row_bounds(int32_t row, double lower, double upper);
   LpSolution solve();
+  Basis basis() const;  // after solve()
+  // Begins at the solution of a program of the same columns and rows; no other solution is found,
+  // unless several are best.
+  void start_from(const Basis& basis);
 
  private:
   struct State;
