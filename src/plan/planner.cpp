@@ -38,9 +38,12 @@ int64_t bytes_moved(const Program& program) {
 
 constexpr double kWorthImproving = 1.005;
 
-// Evaluations that a model can afford: many for a small one.
-int evaluations(const SearchSpace& space) {
-  return static_cast<int>(std::clamp<int64_t>(100000 / std::max<int64_t>(1, space.nodes), 8, 160));
+// Evaluations that a model can afford: many for a small one. A few are needed to find a plan at
+// all; what they lose by rounding is little in a large model.
+constexpr int kFew = 8;
+int evaluations(const SearchSpace& space, int least) {
+  return static_cast<int>(
+      std::clamp<int64_t>(100000 / std::max<int64_t>(1, space.nodes), least, 160));
 }
 
 // The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
@@ -79,10 +82,10 @@ PlanReport make_plan(const PlanInput& input) {
   };
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
-  search_by_bound(input, report, evaluations(space), consider_plan);
+  search_by_bound(input, report, evaluations(space, kFew), consider_plan);
   if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving) {
     const SearchSpace around = search_space(input, report.plan.schedule);
-    report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(space));
+    report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(around, 0));
     note_no_offload(report.plan, report);
   }
   return report;
