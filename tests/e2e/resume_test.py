@@ -3,6 +3,7 @@ counts."""
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -119,6 +120,27 @@ class Resume(unittest.TestCase):
         for step in range(1, STEPS + 1):
             self.assertEqual(rows[step]["token_hash"], straight[step]["token_hash"])
             self.assertAlmostEqual(rows[step]["loss"], straight[step]["loss"], delta=1e-4)
+
+    def test_other_shards_of_two_levels(self):
+        """Four ranks as two nodes of two: whatever the ranks hold before and after, the same run; and
+        another number of ranks, in one level, goes on from there."""
+        straight, output = self.path / "levels", self.path / "levels_cut"
+        tree, one = ("--set", "parallel.tree=2"), ("--set", "parallel.zero=1")
+        train(self.config, straight, *tree, *one, ranks=4)
+        zero = self.random.choice([3, 2, 0])
+        train(self.config, output, *tree, "--set", f"parallel.zero={zero}", "--stop-at", 5,
+              ranks=4, expect=75)
+        train(self.config, output, *tree, "--set", f"parallel.zero={(zero + 2) % 4}", "--resume",
+              "latest", "--stop-at", 9, ranks=4, expect=75)
+        other = self.path / "levels_other"
+        shutil.copytree(output, other)
+        train(self.config, output, *tree, *one, "--resume", "latest", ranks=4)
+        self.assertEqual(exact(output), exact(straight))
+        self.assertEqual(hashes(newest_checkpoint(output)), hashes(newest_checkpoint(straight)))
+        train(self.config, other, "--set", "parallel.zero=3", "--resume", "latest", ranks=2)
+        rows = metrics(other)
+        for step, row in metrics(straight).items():
+            self.assertAlmostEqual(rows[step]["loss"], row["loss"], delta=1e-4)
 
     def test_resume_without_and_with_broken_checkpoints(self):
         output = self.path / "latest"
