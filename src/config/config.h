@@ -77,8 +77,10 @@ struct MemoryConfig {
   bool operator==(const MemoryConfig&) const = default;
 };
 
+constexpr int kAutoZero = -1;
+
 struct ParallelConfig {
-  int zero = 1;              // 0 … 3
+  int zero = 1;              // 0 … 3; kAutoZero: the planner chooses
   int64_t reduce_every = 0;  // micro-batches summed on a rank before ranks are; 0: all
   int64_t tree = 0;          // inner width of the reduction tree; 0: auto
   bool operator==(const ParallelConfig&) const = default;

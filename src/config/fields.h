@@ -24,9 +24,10 @@ struct RateField {  // bytes per second ↔ "2GB/s"
   const char* word = nullptr;  // stands for 0
 };
 template <class T>
-struct WordOrInteger {  // 0 ↔ `word`
+struct WordOrInteger {  // `stands_for` ↔ `word`
   T& number;
   const char* word;
+  int stands_for = 0;
 };
 template <class T>
 struct PairField {  // ↔ [first, second]
@@ -98,7 +99,7 @@ void for_each_field(C& c, F&& f) {
   f("recompute", c.recompute);
   f("place", PlaceField<decltype((c.place))>{c.place});
   auto& parallel = c.parallel;
-  f("parallel.zero", parallel.zero);
+  f("parallel.zero", WordOrInteger<decltype((parallel.zero))>{parallel.zero, "auto", kAutoZero});
   f("parallel.reduce_every",
     WordOrInteger<decltype((parallel.reduce_every))>{parallel.reduce_every, "all"});
   f("parallel.tree", WordOrInteger<decltype((parallel.tree))>{parallel.tree, "auto"});

@@ -34,7 +34,7 @@ void read_value(const Json& json, RateField<T> field) {
 }
 template <class T>
 void read_value(const Json& json, WordOrInteger<T> field) {
-  field.number = json.is_string() ? 0 : json.get<int64_t>();
+  field.number = json.is_string() ? field.stands_for : json.get<int64_t>();
 }
 template <class T>
 void read_value(const Json& json, PairField<T> field) {
@@ -84,7 +84,7 @@ Json value_json(const RateField<T>& field) {
 }
 template <class T>
 Json value_json(const WordOrInteger<T>& field) {
-  if (field.number == 0) return field.word;
+  if (field.number == field.stands_for) return field.word;
   return field.number;
 }
 template <class T>

@@ -45,6 +45,8 @@ class TrainSchedules {
   const Schedule& check(const ScheduleChoice& choice) const;  // … and the one that borrows from it
   const Schedule* flush(const ScheduleChoice& choice) const;  // nullptr: no update is rotated
   const ParallelSpec& spec() const { return spec_; }
+  // The same for a ZeRO stage that is not free.
+  TrainSchedules with_zero(int32_t stage) const;
 
  private:
   Graph forward_;
@@ -53,8 +55,25 @@ class TrainSchedules {
   mutable std::map<ScheduleChoice, Schedule> built_, built_checks_, built_flushes_;
 };
 
-// A forward-only schedule ("evaluate", "prefill", "decode") of one stage.
+// A forward-only schedule ("evaluate", "prefill", "decode") of one stage, with parameters sharded
+// as in the train schedule of `choice`.
 Schedule build_forward_schedule(const std::string& name, const Graph& forward,
-                                const ParallelSpec& spec);
+                                const ParallelSpec& spec, const ScheduleChoice& choice = {});
+
+// The forward schedules of one name, likewise.
+class ForwardSchedules {
+ public:
+  ForwardSchedules() = default;
+  ForwardSchedules(std::string name, Graph forward, const ParallelSpec& spec)
+      : name_(std::move(name)), forward_(std::move(forward)), spec_(spec) {}
+  const Schedule& get(const ScheduleChoice& choice) const;
+  ForwardSchedules with_zero(int32_t stage) const;
+
+ private:
+  std::string name_;
+  Graph forward_;
+  ParallelSpec spec_;
+  mutable std::map<std::vector<int32_t>, Schedule> built_;  // by ScheduleChoice::zero
+};
 
 }  // namespace spillway

@@ -10,7 +10,7 @@
 namespace spillway {
 namespace {
 
-struct Use {  // of the gathered parameters of one layer in one pass
+struct Use {  // of the gathered parameters of one layer in one pass, if there are any
   int32_t layer = 0;
   Pass pass = Pass::forward;
   NodeId first = kNone;
@@ -34,8 +34,7 @@ std::vector<Use> find_uses(const Graph& graph) {
   }
   std::vector<Use> result;
   for (auto& [key, use] : uses) {
-    if (use.tensors.empty()) continue;
-    if (use.pass == Pass::backward)
+    if (use.pass == Pass::backward && !use.tensors.empty())
       if (const auto forward = uses.find({use.layer, Pass::forward}); forward != uses.end())
         use.tensors.insert(forward->second.tensors.begin(), forward->second.tensors.end());
     result.push_back(use);
@@ -47,10 +46,13 @@ std::vector<Use> find_uses(const Graph& graph) {
 
 }  // namespace
 
-void shard_parameters(Graph& graph, const std::vector<Unit>& units, const ParallelSpec& spec) {
+void shard_parameters(Schedule& schedule, const std::vector<Unit>& units) {
+  Graph& graph = schedule.graph;
+  const ParallelSpec& spec = schedule.spec;
   const std::vector<std::vector<Range>> own = owned_ranges(graph, units, spec);
   for (size_t i = 0; i < graph.params.size(); ++i) {
     Param& p = graph.params[i];
+    if (!schedule.shards_parameters(graph.tensors[p.param].layer)) continue;
     Tensor shard = graph.tensors[p.param];
     shard.name += ".shard";
     shard.dims = Dims(shard_capacity(shard.dims.count(), spec.ranks));
@@ -72,6 +74,7 @@ std::map<NodeId, std::vector<NodeId>> add_gathers(Graph& graph, const std::vecto
   std::map<NodeId, std::vector<NodeId>> before;
   for (size_t u = 0; u < uses.size(); ++u) {
     const Use& use = uses[u];
+    if (use.tensors.empty()) continue;
     std::vector<NodeId>& list = before[uses[u - std::min<size_t>(u, ahead)].first];
     const auto add = [&](Node node) {
       node.layer = use.layer;

@@ -9,10 +9,10 @@
 
 namespace spillway {
 
-// Turns every parameter of `graph` into one that is gathered: its own tensor becomes
-// Role::gathered, and Param::shard ("<name>.shard", `shard_capacity` elements) is what stays, with
-// Param::own.
-void shard_parameters(Graph& graph, const std::vector<Unit>& units, const ParallelSpec& spec);
+// Turns every parameter of a layer that shards them into one that is gathered: its own tensor
+// becomes Role::gathered, and Param::shard ("<name>.shard", `shard_capacity` elements) is what
+// stays, with Param::own.
+void shard_parameters(Schedule& schedule, const std::vector<Unit>& units);
 
 // Adds the gathers that the graph's nodes need, which are forward and backward ones in issue order:
 // before each layer's first use of its gathered parameters in either pass, copies of the own shard

@@ -18,11 +18,9 @@ struct ParallelSpec {
   int32_t ranks = 1, rank = 0;
   // What is sharded over ranks: 0 nothing, 1 optimizer state, 2 and gradients (once they are summed
   // over ranks; before, only where a group of micro-batches holds whole reductions), 3 and
-  // parameters.
+  // parameters. Of every layer that ScheduleChoice::zero says nothing of.
   int32_t zero = 0;
-  bool shards_state() const { return ranks > 1 && zero >= 1; }
-  bool shards_gradients() const { return ranks > 1 && zero >= 2; }
-  bool shards_parameters() const { return ranks > 1 && zero >= 3; }
+  bool zero_is_free = false;  // ScheduleChoice::zero is the planner's to choose
   int32_t micro_batches = 1;  // a step on one rank
   int32_t reduce_every = 1;   // micro-batches summed on a rank before ranks are summed; divides
   int32_t tree = 1;           // inner width of the reduction tree
@@ -57,6 +55,10 @@ struct ScheduleChoice {
   bool rotates() const {
     return std::find(update.begin(), update.end(), UpdatePosition::rotated) != update.end();
   }
+  std::vector<int32_t> zero;  // stage by layer, as ParallelSpec::zero; empty: that
+  int32_t zero_of(int32_t layer, const ParallelSpec& spec) const {
+    return zero.empty() ? spec.zero : zero[static_cast<size_t>(layer)];
+  }
   friend auto operator<=>(const ScheduleChoice&, const ScheduleChoice&) = default;
 };
 
@@ -85,6 +87,14 @@ struct Schedule {
   std::vector<Stage> stages;
   ParallelSpec spec;
   ScheduleChoice choice;
+
+  // What of a layer this rank holds only its share of.
+  bool shards_state(int32_t layer) const { return shards(layer, 1); }
+  bool shards_gradients(int32_t layer) const { return shards(layer, 2); }
+  bool shards_parameters(int32_t layer) const { return shards(layer, 3); }
+  bool shards(int32_t layer, int32_t from_stage) const {
+    return spec.ranks > 1 && choice.zero_of(layer, spec) >= from_stage;
+  }
 };
 
 }  // namespace spillway

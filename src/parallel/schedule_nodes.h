@@ -24,16 +24,23 @@ class ScheduleNodes {
   bool several_ranks() const { return spec_.ranks > 1; }
   // The micro-batches of a reduction visit a layer together, so that its accumulators die there:
   // where gradients are sharded, and where a group holds several reductions, each with its own.
-  bool short_lived_accumulators() const {
+  bool short_lived_accumulators(int32_t layer) const {
     const int32_t group = schedule_.choice.group, every = spec_.reduce_every;
-    return group % every == 0 && (group > every || spec_.shards_gradients());
+    return group % every == 0 && (group > every || schedule_.shards_gradients(layer));
   }
-  bool separate_sum() const {
-    return spec_.reduce_every < spec_.micro_batches || short_lived_accumulators();
+  bool separate_sum(int32_t layer) const {
+    return spec_.reduce_every < spec_.micro_batches || short_lived_accumulators(layer);
   }
-  // Every rank's sums come to every rank, and the accumulators are gone by then.
-  bool whole_sums() const {
-    return several_ranks() && !spec_.shards_state() && short_lived_accumulators();
+  // Every rank's sums come to every rank.
+  bool gathers_sums(int32_t layer) const {
+    return several_ranks() && !schedule_.shards_state(layer);
+  }
+  // … and the accumulators are gone by then.
+  bool whole_sums(int32_t layer) const {
+    return gathers_sums(layer) && short_lived_accumulators(layer);
+  }
+  int32_t layer_of(const Piece& piece) const {
+    return tensor(schedule_.graph.params[piece.param].param).layer;
   }
   // Of the parts that member `member` of a level stands for.
   Range part(const Piece& piece, const Level& level, int32_t member) const {

@@ -4,9 +4,8 @@
 namespace spillway {
 namespace {
 
-template <class Build>
-const Schedule& built_once(std::map<ScheduleChoice, Schedule>& built, const ScheduleChoice& choice,
-                           const Build& build) {
+template <class Key, class Build>
+const Schedule& built_once(std::map<Key, Schedule>& built, const Key& choice, const Build& build) {
   auto it = built.find(choice);
   if (it == built.end()) it = built.emplace(choice, build()).first;
   return it->second;
@@ -31,6 +30,24 @@ const Schedule& TrainSchedules::get(const ScheduleChoice& choice) const {
 const Schedule& TrainSchedules::check(const ScheduleChoice& choice) const {
   return built_once(built_checks_, choice,
                     [&] { return build_check_schedule(forward_, optimizer_, spec_, choice); });
+}
+
+TrainSchedules TrainSchedules::with_zero(int32_t stage) const {
+  ParallelSpec spec = spec_;
+  spec.zero = stage;
+  spec.zero_is_free = false;
+  return {forward_, optimizer_, spec};
+}
+
+const Schedule& ForwardSchedules::get(const ScheduleChoice& choice) const {
+  return built_once(built_, choice.zero,
+                    [&] { return build_forward_schedule(name_, forward_, spec_, choice); });
+}
+
+ForwardSchedules ForwardSchedules::with_zero(int32_t stage) const {
+  ParallelSpec spec = spec_;
+  spec.zero = stage;
+  return {name_, forward_, spec};
 }
 
 std::vector<std::string> digested_tensors(const Schedule& check) {

@@ -20,7 +20,8 @@ ParallelSpec parallel_spec(const Config& config, int rank, int ranks, int ranks_
   ParallelSpec spec;
   spec.ranks = ranks;
   spec.rank = rank;
-  spec.zero = config.parallel.zero;
+  spec.zero_is_free = config.parallel.zero == kAutoZero && ranks > 1;
+  spec.zero = config.parallel.zero == kAutoZero ? ParallelConfig{}.zero : config.parallel.zero;
   spec.micro_batches = static_cast<int32_t>(train.batch / pass);
   const int64_t every =
       config.parallel.reduce_every > 0 ? config.parallel.reduce_every : spec.micro_batches;
@@ -36,20 +37,18 @@ ParallelSpec parallel_spec(const Config& config, int rank, int ranks, int ranks_
 }
 
 Schedule build_forward_schedule(const std::string& name, const Graph& forward,
-                                const ParallelSpec& spec) {
+                                const ParallelSpec& spec, const ScheduleChoice& choice) {
   Schedule schedule;
   schedule.name = name;
   schedule.graph = forward;
   schedule.spec = spec;
+  schedule.choice.zero = choice.zero;
   Stage stage;
   stage.name = name;
-  std::map<NodeId, std::vector<NodeId>> gathers;
-  if (spec.shards_parameters()) {
-    const std::vector<Unit> units = make_units(schedule.graph, spec.ranks);
-    shard_parameters(schedule.graph, units, spec);
-    // Not ahead: the ring is the train program's too, which may have one slot.
-    gathers = add_gathers(schedule.graph, units, spec, 0);
-  }
+  const std::vector<Unit> units = make_units(schedule.graph, spec.ranks);
+  shard_parameters(schedule, units);
+  // Not ahead: the ring is the train program's too, which may have one slot.
+  std::map<NodeId, std::vector<NodeId>> gathers = add_gathers(schedule.graph, units, spec, 0);
   for (NodeId id = 0; id < static_cast<NodeId>(forward.nodes.size()); ++id) {
     for (const NodeId gather : gathers[id]) stage.visits.push_back({gather});
     stage.visits.push_back({id});

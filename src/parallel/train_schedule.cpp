@@ -57,10 +57,8 @@ class TrainSchedule : private ScheduleNodes {
   void begin() {
     if (!several_ranks()) schedule_.choice.reduce_delay = 0;
     units_ = make_units(graph(), spec_.ranks);
-    if (spec_.shards_parameters()) {
-      shard_parameters(graph(), units_, spec_);
-      gathers_ = add_gathers(graph(), units_, spec_, schedule_.choice.reduce_delay);
-    }
+    shard_parameters(schedule_, units_);
+    gathers_ = add_gathers(graph(), units_, spec_, schedule_.choice.reduce_delay);
     add_state();
     add_losses();
   }
@@ -82,23 +80,24 @@ class TrainSchedule : private ScheduleNodes {
       if (p.grads.empty()) internal_error("parameter {} has no gradient", name(p));
       const int32_t layer = tensor(p.param).layer;
       const int64_t capacity = shard_capacity(total(p), spec_.ranks);
-      if (short_lived_accumulators())
+      if (short_lived_accumulators(layer))
         for (const TensorId grad : p.grads) {
           graph().tensors[grad].role = Role::partial_grad;
           graph().tensors[grad].place = "gradient_accumulators";
         }
-      const Dims dims = spec_.shards_state() ? Dims(capacity) : tensor(p.param).dims;
+      const Dims dims = schedule_.shards_state(layer) ? Dims(capacity) : tensor(p.param).dims;
       const std::string base = name(p);
       TensorId master = kNone;
       if (tensor(p.param).dtype != Dtype::f32)
         master = add_tensor(base + ".master", "master", Role::master, Dtype::f32, dims, layer);
       const TensorId m = add_tensor(base + ".m", "moments", Role::moment, Dtype::f32, dims, layer);
       const TensorId v = add_tensor(base + ".v", "moments", Role::moment, Dtype::f32, dims, layer);
-      reduced_.push_back(
-          separate_sum() ? add_tensor(base + ".reduced", "gradients", Role::grad, Dtype::f32,
-                                      whole_sums() ? tensor(p.param).dims : Dims(capacity), layer)
-                         : kNone);
-      if (spec_.shards_state()) graph().params[i].own = own[i];
+      reduced_.push_back(separate_sum(layer)
+                             ? add_tensor(base + ".reduced", "gradients", Role::grad, Dtype::f32,
+                                          whole_sums(layer) ? tensor(p.param).dims : Dims(capacity),
+                                          layer)
+                             : kNone);
+      if (schedule_.shards_state(layer)) graph().params[i].own = own[i];
       graph().params[i].master = master;
       graph().params[i].moment1 = m;
       graph().params[i].moment2 = v;
@@ -140,16 +139,16 @@ class TrainSchedule : private ScheduleNodes {
   // Where the sum over ranks of this rank's part of a piece stands.
   Operand summed(const Piece& piece) const {
     const Range own = own_part(piece);
-    if (!separate_sum())
+    const int32_t layer = layer_of(piece);
+    if (!separate_sum(layer))
       return range(schedule_.graph.params[piece.param].grads[0], own.begin, own.count);
-    return range(reduced_[piece.param], whole_sums() ? own.begin : piece.begin, own.count);
+    return range(reduced_[piece.param], whole_sums(layer) ? own.begin : piece.begin, own.count);
   }
-
-  bool gathers_sums() const { return several_ranks() && !spec_.shards_state(); }
 
   // Where the sums stand that a parameter's update reads: this rank's, or every rank's.
   TensorId updated_from(int32_t param) const {
-    const bool reduced = gathers_sums() ? whole_sums() : separate_sum();
+    const int32_t layer = tensor(schedule_.graph.params[param].param).layer;
+    const bool reduced = gathers_sums(layer) ? whole_sums(layer) : separate_sum(layer);
     return reduced ? reduced_[param] : schedule_.graph.params[param].grads[0];
   }
 
@@ -160,10 +159,10 @@ class TrainSchedule : private ScheduleNodes {
     if (several_ranks()) staging = add_sum_exchange(unit, steps);
     if (spec_.two_levels())
       add_node_sums(unit, staging, steps);
-    else if (several_ranks() || separate_sum())
+    else if (several_ranks() || separate_sum(unit.layer))
       add_rank_sums(unit, staging, steps);
     add_norm_partials(unit, steps);
-    if (gathers_sums()) add_gradient_gather(unit, steps);
+    if (gathers_sums(unit.layer)) add_gradient_gather(unit, steps);
     return steps;
   }
 
@@ -265,7 +264,7 @@ class TrainSchedule : private ScheduleNodes {
 
   void add_last_sum(const Piece& piece, Node node, const Unit& unit, UnitSteps& steps) {
     node.out.push_back(summed(piece));
-    node.out.back().accumulate = separate_sum();
+    node.out.back().accumulate = separate_sum(unit.layer);
     steps.sum.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
   }
 
@@ -473,7 +472,7 @@ class TrainSchedule : private ScheduleNodes {
       for (const Piece& piece : unit.pieces)
         for (Node& node : updates(piece))
           nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
-      if (!spec_.shards_state() || spec_.shards_parameters()) continue;
+      if (!schedule_.shards_state(unit.layer) || schedule_.shards_parameters(unit.layer)) continue;
       for (Node& node : gather(unit, ".gather_parameters", [&](const Piece& piece) {
              return schedule_.graph.params[piece.param].param;
            }))
@@ -571,16 +570,18 @@ class TrainSchedule : private ScheduleNodes {
   std::vector<Node> updates(const Piece& piece) const {
     const Param& p = schedule_.graph.params[piece.param];
     std::vector<Node> nodes;
-    const Range r = spec_.shards_state() ? own_part(piece) : every_part(piece);
+    const bool sharded = schedule_.shards_state(layer_of(piece));
+    const Range r = sharded ? own_part(piece) : every_part(piece);
     if (r.count > 0) {
-      const int64_t state_begin = spec_.shards_state() ? piece.begin : r.begin;
+      const int64_t state_begin = sharded ? piece.begin : r.begin;
       Node node = op_node(piece_name(piece) + ".adamw", OpKind::adamw);
       node.attrs.beta1 = static_cast<float>(optimizer_.beta1);
       node.attrs.beta2 = static_cast<float>(optimizer_.beta2);
       node.attrs.eps = static_cast<float>(optimizer_.eps);
       node.attrs.weight_decay = p.decay ? static_cast<float>(optimizer_.weight_decay) : 0.0f;
-      const Operand grad =
-          gathers_sums() ? range(updated_from(piece.param), r.begin, r.count) : summed(piece);
+      const Operand grad = gathers_sums(layer_of(piece))
+                               ? range(updated_from(piece.param), r.begin, r.count)
+                               : summed(piece);
       const Operand param = p.shard == kNone ? range(p.param, r.begin, r.count)
                                              : range(p.shard, state_begin, r.count);
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
@@ -615,7 +616,10 @@ class TrainSchedule : private ScheduleNodes {
 
 namespace {
 
-void check_layout(const ParallelSpec& spec, const ScheduleChoice& choice) {
+void check_layout(const Graph& forward, const ParallelSpec& spec, const ScheduleChoice& choice) {
+  if (!choice.zero.empty() && std::ssize(choice.zero) != forward.layers + 2)
+    internal_error("ZeRO stages of {} layers for a model of {}", choice.zero.size(),
+                   forward.layers + 2);
   if (spec.ranks < 1 || spec.rank < 0 || spec.rank >= spec.ranks || spec.micro_batches < 1 ||
       spec.reduce_every < 1 || spec.micro_batches % spec.reduce_every != 0)
     internal_error("rank {} of {}, {} micro-batches summed {} at a time is no valid layout",
@@ -630,13 +634,13 @@ void check_layout(const ParallelSpec& spec, const ScheduleChoice& choice) {
 
 Schedule build_train_schedule(const Graph& forward, const OptimizerConfig& optimizer,
                               const ParallelSpec& spec, const ScheduleChoice& choice) {
-  check_layout(spec, choice);
+  check_layout(forward, spec, choice);
   return TrainSchedule(forward, optimizer, spec, choice).build();
 }
 
 Schedule build_check_schedule(const Graph& forward, const OptimizerConfig& optimizer,
                               const ParallelSpec& spec, const ScheduleChoice& choice) {
-  check_layout(spec, choice);
+  check_layout(forward, spec, choice);
   return TrainSchedule(forward, optimizer, spec, choice).build_check();
 }
 

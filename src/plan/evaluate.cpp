@@ -38,7 +38,7 @@ bool copy_fits(const PlanInput& input, const std::vector<Buffer>& buffers, Buffe
 
 std::vector<const Schedule*> schedules_of(const PlanInput& input, const ScheduleChoice& choice) {
   std::vector<const Schedule*> schedules = {&input.train->get(choice)};
-  if (input.evaluate != nullptr) schedules.push_back(input.evaluate);
+  if (input.evaluate != nullptr) schedules.push_back(&input.evaluate->get(choice));
   if (input.checks) schedules.push_back(&input.train->check(choice));
   if (const Schedule* flush = input.train->flush(choice)) schedules.push_back(flush);
   return schedules;

@@ -26,8 +26,8 @@ inline WorkspaceRules workspace_rules(const HardwareProfile& profile, int thread
 
 struct PlanInput {
   const TrainSchedules* train = nullptr;
-  const Schedule* evaluate = nullptr;  // nullptr: no evaluation
-  bool checks = false;                 // the set gets the program of TrainSchedules::check
+  const ForwardSchedules* evaluate = nullptr;  // nullptr: no evaluation
+  bool checks = false;                         // the set gets the program of TrainSchedules::check
   HardwareProfile profile;
   Budgets budgets;
   Mode offload = Mode::automatic, recompute = Mode::automatic;

@@ -2,13 +2,15 @@
 //   { "format": "spillway plan 2",
 //     "numerics": { "hash": HEX, "values": { KEY: VALUE, … } },
 //     "profile": { "name": NAME, "hash": HEX, "values": { KEY: VALUE, … } },
-//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "", "slots": { PLACE: N, … },
+//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "",
+//     "zero": { "STAGE": LAYERS, … }, "slots": { PLACE: N, … },
 //     "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … },
 //     "quality": { "device_bytes": N, "host_bytes": N, "threads": N, "bound_seconds": X,
 //       "certificates": [ { "group": N, "blocks": N, "bound_seconds": X | null, "multipliers": {
 //       ROW: Y, … } } ] }
 //       }
-// with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once.
+// with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once, and
+// in "zero" every layer; that stands there only where parallel.zero is "auto".
 // "quality" may be missing: a plan that claims nothing. null: no plan of this group fits.
 #include <fmt/ranges.h>
 
@@ -16,6 +18,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -158,6 +161,37 @@ QualityProof read_proof(const nlohmann::json& j, const std::string& origin) {
   return proof;
 }
 
+// The stage of each layer from "zero", empty where the run's config has one for all.
+std::vector<int32_t> stages_of(const nlohmann::json& plan, const ParallelSpec& spec, int32_t blocks,
+                               const std::string& origin) {
+  if (!spec.zero_is_free) {
+    if (plan.contains("zero") && spec.ranks > 1)
+      bad_input(
+          "{}: the plan has ZeRO stages by layer (\"zero\"), and parallel.zero is {}; set "
+          "parallel.zero to \"auto\", or plan again",
+          origin, spec.zero);
+    return {};
+  }
+  if (!plan.contains("zero"))
+    bad_input(
+        "{}: the plan has no ZeRO stages by layer (\"zero\"), which parallel.zero \"auto\" takes "
+        "from it; set parallel.zero to the plan's stage, or plan again",
+        origin);
+  std::vector<int32_t> stages(blocks + 2, -1);
+  for (const auto& [text, layers] : plan.at("zero").items()) {
+    if (text.size() != 1 || text[0] < '0' || text[0] > '3')
+      bad_input("{}: zero.{}: no such stage, expected 0 to 3", origin, text);
+    for (const int32_t layer :
+         layers_of("zero@" + layers.get<std::string>(), blocks, origin).second)
+      if (std::exchange(stages[layer], text[0] - '0') != -1)
+        bad_input("{}: zero names a layer twice, again for stage {}", origin, text);
+  }
+  if (const auto left = std::find(stages.begin(), stages.end(), -1); left != stages.end())
+    bad_input("{}: zero says nothing of layer {}", origin,
+              layers_text({static_cast<int32_t>(left - stages.begin())}, blocks));
+  return stages;
+}
+
 }  // namespace
 
 PlanSubject plan_subject(const Config& config, int ranks, const HardwareProfile& profile) {
@@ -199,6 +233,13 @@ std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
   for (int32_t layer = 0; layer <= blocks + 1; ++layer)
     if (plan.schedule.rotates(layer)) rotated.push_back(layer);
   j["rotated"] = layers_text(rotated, blocks);
+  if (!plan.schedule.zero.empty()) {
+    std::map<int32_t, std::vector<int32_t>> of_stage;
+    for (int32_t layer = 0; layer <= blocks + 1; ++layer)
+      of_stage[plan.schedule.zero[layer]].push_back(layer);
+    for (const auto& [stage, layers] : of_stage)
+      j["zero"][std::to_string(stage)] = layers_text(layers, blocks);
+  }
   j["slots"] = nlohmann::ordered_json::object();
   for (const auto& [place, slots] : plan.placement.slots) j["slots"][place] = slots;
   j["place"] = nlohmann::ordered_json::object();
@@ -238,6 +279,7 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
       for (const int32_t layer : layers_of("rotated@" + text, blocks, origin).second)
         schedule.update[layer] = UpdatePosition::rotated;
     }
+    schedule.zero = stages_of(j, schedules.spec(), blocks, origin);
     const Schedule& train = schedules.get(schedule);
     Placement& placement = plan.placement;
     std::map<PlaceKey, PlaceUnit> units;

@@ -57,7 +57,10 @@ std::string size_at_least(int64_t bytes) {
 
 }  // namespace
 
-PlanReport make_plan(const PlanInput& input) {
+namespace {
+
+// The fastest plan whose stage is `input`'s in all layers.
+PlanReport plan_of_stage(const PlanInput& input) {
   const SearchSpace space = search_space(input);
   PlanReport report;
   report.plan = evaluate_placement(input, space.base, {});
@@ -89,6 +92,53 @@ PlanReport make_plan(const PlanInput& input) {
     note_no_offload(report.plan, report);
   }
   return report;
+}
+
+bool better(const PlanReport& a, const PlanReport& b) {
+  if (a.fits != b.fits) return a.fits;
+  if (a.fits) return a.plan.step_seconds < b.plan.step_seconds;
+  return a.device_minimum_bytes < b.device_minimum_bytes;
+}
+
+// The least memory, and the fastest plan without offload, of both.
+void take_least(const PlanReport& from, PlanReport& report) {
+  if (from.device_minimum_bytes < report.device_minimum_bytes) {
+    report.device_minimum_bytes = from.device_minimum_bytes;
+    report.host_of_minimum_bytes = from.host_of_minimum_bytes;
+  }
+  if (from.no_offload_device_bytes > 0 &&
+      (report.no_offload_device_bytes == 0 ||
+       from.no_offload_step_seconds < report.no_offload_step_seconds)) {
+    report.no_offload_device_bytes = from.no_offload_device_bytes;
+    report.no_offload_step_seconds = from.no_offload_step_seconds;
+  }
+}
+
+}  // namespace
+
+// A free stage: each of the four in all layers, of which the best is taken; mixtures of stages are
+// not tried. The bound and its certificates are those of the stage that is taken.
+PlanReport make_plan(const PlanInput& input) {
+  if (!input.train->spec().zero_is_free) return plan_of_stage(input);
+  const size_t layers = static_cast<size_t>(input.train->get({}).graph.layers) + 2;
+  PlanReport best;
+  for (int32_t stage = 0; stage < 4; ++stage) {
+    const TrainSchedules train = input.train->with_zero(stage);
+    const ForwardSchedules evaluate =
+        input.evaluate != nullptr ? input.evaluate->with_zero(stage) : ForwardSchedules();
+    PlanInput of_stage = input;
+    of_stage.train = &train;
+    if (input.evaluate != nullptr) of_stage.evaluate = &evaluate;
+    PlanReport report = plan_of_stage(of_stage);
+    report.plan.schedule.zero.assign(layers, stage);
+    if (stage > 0) {
+      if (better(report, best)) std::swap(report, best);
+      take_least(report, best);
+    } else {
+      best = std::move(report);
+    }
+  }
+  return best;
 }
 
 std::string shortfall_message(const PlanReport& report, const Budgets& budgets) {

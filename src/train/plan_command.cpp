@@ -1,6 +1,7 @@
 #include "train/plan_command.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -33,6 +34,14 @@ int rotated_layers(const ScheduleChoice& schedule) {
       std::count(schedule.update.begin(), schedule.update.end(), UpdatePosition::rotated));
 }
 
+// Layers of each ZeRO stage.
+std::array<int, 4> layers_of_stage(const Plan& plan, const Workload& w) {
+  std::array<int, 4> layers{};
+  for (int32_t layer = 0; layer < w.config.model.layers + 2; ++layer)
+    ++layers[static_cast<size_t>(plan.schedule.zero_of(layer, w.spec))];
+  return layers;
+}
+
 nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   nlohmann::ordered_json j;
   j["fits"] = r.fits;
@@ -54,6 +63,7 @@ nlohmann::ordered_json report_json(const PlanReport& r, const Workload& w) {
   j["mfu"] = r.plan.mfu;
   j["group"] = r.plan.schedule.group;
   j["rotated_layers"] = rotated_layers(r.plan.schedule);
+  j["layers_of_zero_stage"] = layers_of_stage(r.plan, w);
   j["device_budget_bytes"] = w.input.budgets.device;
   j["host_budget_bytes"] = w.input.budgets.host;
   j["device_bytes_by_class"] = r.plan.device.by_class;
@@ -93,6 +103,14 @@ void print_schedule(const Plan& p, const Workload& w) {
              p.schedule.group, w.spec.micro_batches,
              rotated == 0 ? std::string("updates at the end of the step")
                           : fmt::format("updates of {} layers in the next forward pass", rotated));
+  if (!w.spec.zero_is_free) return;
+  std::string text;
+  for (size_t stage = 0; const int layers : layers_of_stage(p, w)) {
+    if (layers > 0)
+      text += fmt::format("{}ZeRO-{} in {} layers", text.empty() ? "" : ", ", stage, layers);
+    ++stage;
+  }
+  fmt::print("  shared by ranks            {}\n", text);
 }
 
 void print_report(const PlanReport& r, const Workload& w) {

@@ -4,10 +4,11 @@
 
 namespace spillway {
 
-CertificateInput certificate_input(const PlanInput& input) {
+CertificateInput certificate_input(const PlanInput& input, const std::vector<int32_t>& zero) {
   CertificateInput result;
   result.train = input.train;
   result.evaluate = input.evaluate;
+  result.zero = zero;
   result.profile = input.profile;
   result.offload = input.offload;
   result.recompute = input.recompute;

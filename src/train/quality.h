@@ -6,7 +6,8 @@
 
 namespace spillway {
 
-CertificateInput certificate_input(const PlanInput& input);
+// Of plans with these ZeRO stages by layer (ScheduleChoice::zero).
+CertificateInput certificate_input(const PlanInput& input, const std::vector<int32_t>& zero = {});
 
 bool within(const Plan& plan, const Budgets& budgets);
 

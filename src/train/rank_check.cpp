@@ -46,13 +46,12 @@ RankCheck::RankCheck(Session& session, Communicator& communicator)
         "within rounding only: weights are compared, gradients are not";
 
   const Schedule& train = session.train_schedule();
-  const bool whole_state = !train.spec.shards_state();
   for (const Home& home : session.homes())
     for (const Param& p : train.graph.params) {
       const bool weights = home.tensor == p.param && p.shard == kNone;
       const bool state =
           home.tensor == p.master || home.tensor == p.moment1 || home.tensor == p.moment2;
-      if (weights || (state && whole_state)) replicated_.push_back(home);
+      if (weights || (state && p.own.empty())) replicated_.push_back(home);
     }
   gradients_ = digested_tensors(session.workload().train.check(session.report().plan.schedule));
   row_size_ = replicated_.size() + 2 * gradients_.size();

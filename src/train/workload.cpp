@@ -26,7 +26,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
   shape.micro_batches = 1;
   ParallelSpec one_micro_batch = spec;
   one_micro_batch.micro_batches = 1;
-  evaluate = build_forward_schedule(
+  evaluate = ForwardSchedules(
       "evaluate", build_model(config.model, config.train.precision, chunk, shape, GraphMode::train),
       one_micro_batch);
 

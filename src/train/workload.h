@@ -31,7 +31,7 @@ struct Workload {
   Topology topology;
   ParallelSpec spec;
   TrainSchedules train;
-  Schedule evaluate;
+  ForwardSchedules evaluate;
   PlanInput input;
   double flops_per_token = 0;
   int64_t tokens_per_step = 0;  // over all ranks

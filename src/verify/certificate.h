@@ -32,7 +32,8 @@ namespace spillway {
 // What is known of a run without the planner.
 struct CertificateInput {
   const TrainSchedules* train = nullptr;
-  const Schedule* evaluate = nullptr;  // nullptr: no evaluation
+  const ForwardSchedules* evaluate = nullptr;  // nullptr: no evaluation
+  std::vector<int32_t> zero;                   // ScheduleChoice::zero of all plans in question
   HardwareProfile profile;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
   std::map<PlaceKey, Where> pins;

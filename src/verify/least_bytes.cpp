@@ -123,9 +123,10 @@ std::pair<double, double> least_bytes(const CertificateInput& input, int32_t gro
   ScheduleChoice choice;
   choice.group = group;
   choice.reduce_delay = 0;
+  choice.zero = input.zero;
   Counting counting(input.rules);
   counting.add(input.train->get(choice));
-  if (input.evaluate != nullptr) counting.add(*input.evaluate);
+  if (input.evaluate != nullptr) counting.add(input.evaluate->get(choice));
   return {static_cast<double>(counting.device()),
           static_cast<double>(counting.host() + input.staging_bytes)};
 }

@@ -15,6 +15,7 @@ class Reading {
  public:
   Reading(const CertificateInput& input, int32_t group, int32_t blocks) : input_(input) {
     at_end_.group = group;
+    at_end_.zero = input.zero;
     const Schedule& train = input.train->get(at_end_);
     layers_ = train.graph.layers;
     if (blocks < 1) bad_input("a certificate of {} buckets of block layers", blocks);

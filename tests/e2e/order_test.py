@@ -12,6 +12,7 @@ ROTATED = "embed,0-2,head"
 PLAIN = {"group": 1, "rotated": ""}
 ORDERS = [{"group": 1, "rotated": ROTATED}, {"group": 2, "rotated": "0,2"},
           {"group": 4, "rotated": ROTATED}, {"group": 4, "rotated": ""}]
+MIXED = [{"0": "0", "2": "embed", "3": "1-2,head"}, {"1": "0,head", "3": "embed,1-2"}]  # ZeRO stages
 
 
 def plan_file(folder, path, order, *arguments):
@@ -20,7 +21,8 @@ def plan_file(folder, path, order, *arguments):
     done = run("plan", "--config", path, "--out", out, *arguments)
     assert done.returncode == 0, done.stderr
     plan = json.loads(out.read_text())
-    plan.update(order)
+    assert ("zero" in plan) == (order["zero"] is not None), plan
+    plan.update((key, value) for key, value in order.items() if value is not None)
     out.write_text(json.dumps(plan))
     return out
 
@@ -43,7 +45,8 @@ class Order(unittest.TestCase):
             path = write_config(folder, value)
 
             def go(output, order, *arguments, expect=0):
-                plan = plan_file(folder, path, order, "--ranks", max(1, ranks))
+                stages = MIXED[len(arguments) % 2] if parallel.get("zero") == "auto" else None
+                plan = plan_file(folder, path, dict(order, zero=stages), "--ranks", max(1, ranks))
                 return train(path, folder / output, "--plan", plan, *arguments, ranks=ranks,
                              expect=expect)
 
@@ -62,6 +65,9 @@ class Order(unittest.TestCase):
 
     def test_two_ranks_with_everything_sharded(self):
         self.check(2, zero=3)
+
+    def test_four_ranks_in_two_levels_with_stages_by_layer(self):
+        self.check(4, zero="auto", tree=2)
 
     def test_two_ranks_summed_after_every_micro_batch(self):
         self.check(2, zero=0, reduce_every=1)

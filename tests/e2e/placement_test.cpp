@@ -1,6 +1,7 @@
 // Placement never changes a bit: random placements of random tiny models against the all-resident
 // plan of the same numerics.
 // links: spillway_train
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "tiny_run.h"
@@ -77,6 +78,10 @@ Drawn random_placement(const Job& job, std::mt19937_64& random) {
   d.schedule.reduce_delay = static_cast<int>(random() % 2);
   const std::vector<int32_t> groups = group_choices(job.front().spec);
   d.schedule.group = groups[random() % groups.size()];
+  // A stage for each layer, where they are free.
+  if (job.front().spec.zero_is_free)
+    for (int64_t layer = 0; layer < job.front().config.model.layers + 2; ++layer)
+      d.schedule.zero.push_back(static_cast<int32_t>(random() % 4));
   // None, all, or some layers' updates in the next step.
   const uint64_t rotated = random() % 3;
   if (rotated > 0)
@@ -264,8 +269,8 @@ TEST(Placement, NeverChangesABit) {
   const int variants = times(kVariants);
   for (int n = 0; n < variants; ++n) {
     const Variant v = random_variant(random);
-    std::vector<std::unique_ptr<Job>> jobs;  // by ZeRO stage
-    for (int zero = 0; zero < 4; ++zero) {
+    std::vector<std::unique_ptr<Job>> jobs;  // by ZeRO stage, and of stages by layer
+    for (int zero : {0, 1, 2, 3, kAutoZero}) {
       Config c = v.config;
       c.parallel.zero = zero;
       jobs.push_back(std::make_unique<Job>(c, v.ranks));
@@ -290,18 +295,22 @@ TEST(Placement, NeverChangesABit) {
     const Outcome expected = run(*jobs[0], resident, unused);
     ASSERT_FALSE(unused.both_ways);
     for (int p = 0; p < kPlacements; ++p) {
-      const uint64_t zero = random() % 4;
+      const uint64_t zero = random() % 6 % 5;
       const Drawn drawn = random_placement(*jobs[zero], random);
       SessionOptions options = chaos(random, counts);
       options.plan_text = jobs[zero]->plan_text(drawn.placement, drawn.schedule);
       check(*jobs[zero], options, expected,
-            fmt::format("ZeRO-{}, delay {}, groups of {}, {}", zero, drawn.schedule.reduce_delay,
-                        drawn.schedule.group, drawn.text));
+            fmt::format("ZeRO-{}, delay {}, groups of {}, {}",
+                        fmt::join(drawn.schedule.zero.empty()
+                                      ? std::vector<int32_t>{static_cast<int32_t>(zero)}
+                                      : drawn.schedule.zero,
+                                  ","),
+                        drawn.schedule.reduce_delay, drawn.schedule.group, drawn.text));
       if (HasFailure()) return;
     }
 
     if (n % 3 == 2) continue;  // making plans takes most of the time
-    Job& job = *jobs[random() % 4];
+    Job& job = *jobs[random() % 5];
     const int64_t minimum = make_plan(job.front().input).device_minimum_bytes;
     job.set_budgets({minimum, int64_t{1} << 40});
     check(job, chaos(random, counts), expected, fmt::format("in the least memory, {}", minimum));

@@ -14,7 +14,7 @@ namespace spillway {
 struct PlannerInput {
   Config config;
   TrainSchedules train;
-  Schedule evaluate;
+  ForwardSchedules evaluate;
   PlanInput input;
 
   PlannerInput(const std::string& text, const std::vector<std::string>& overrides, int ranks = 1)
@@ -32,7 +32,7 @@ struct PlannerInput {
     shape.micro_batches = 1;
     ParallelSpec one = spec;
     one.micro_batches = 1;
-    evaluate = build_forward_schedule(
+    evaluate = ForwardSchedules(
         "evaluate",
         build_model(config.model, config.train.precision, chunk, shape, GraphMode::train), one);
     input.train = &train;

@@ -26,6 +26,7 @@ struct Shape {
   Precision precision = Precision::f32;
   int32_t reduce_delay = 1, group = 1;
   Saves saves = Saves::none;
+  std::vector<int32_t> stages;  // by layer; empty: `zero` everywhere
 };
 
 struct Built {
@@ -59,9 +60,10 @@ Built build(const Shape& s, int rank, uint64_t seed) {
   const ParallelSpec spec = parallel_spec(c, rank, s.ranks, s.ranks);
   const GraphShape shape{2, c.model.context, s.micro_batches, c.train.batch * c.model.context};
   const Graph forward = build_model(c.model, c.train.precision, 8, shape, GraphMode::train);
-  const Schedule train =
-      build_train_schedule(forward, c.optimizer, spec, {s.reduce_delay, s.group});
-  const Schedule evaluate = build_forward_schedule("evaluate", forward, spec);
+  const ScheduleChoice choice = {
+      .reduce_delay = s.reduce_delay, .group = s.group, .zero = s.stages};
+  const Schedule train = build_train_schedule(forward, c.optimizer, spec, choice);
+  const Schedule evaluate = build_forward_schedule("evaluate", forward, spec, choice);
   std::mt19937_64 random(seed);
   Placement placement;
   for (const PlaceUnit& unit : place_units(train)) {
@@ -90,6 +92,9 @@ Shape random_shape(std::mt19937_64& random) {
   s.tree = 1 + random() % 3;
   s.micro_batches = 1 + random() % 7;
   s.zero = random() % 4;
+  if (random() % 2)
+    for (int layer = 0; layer < s.layers + 2; ++layer)
+      s.stages.push_back(static_cast<int32_t>(random() % 4));
   s.family = random() % 3 ? Family::llama : Family::gpt2;
   s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
   s.reduce_delay = random() % 2;
@@ -160,6 +165,7 @@ TEST(VerifyLowered, MutationsAreJudgedLikeTheOracle) {
   for (int trial = 0; trial < 20; ++trial) {
     Shape s = random_shape(random);
     s.layers = 2;
+    s.stages.resize(s.stages.empty() ? 0 : 4);
     s.hidden = 16;
     s.micro_batches = 1 + random() % 3;
     s.group = random() % 2 ? s.micro_batches : 1;

@@ -115,6 +115,7 @@ TEST(BadInput, OneKey) {
       {"hardware.backend=gpu", {"hardware.backend", "\"cuda\""}},
       {"offload=on", {"offload", "\"auto\" or \"off\""}},
       {"parallel.zero=4", {"parallel.zero", "0, 1, 2 or 3", "found 4"}},
+      {"parallel.zero=autp", {"parallel.zero", "0, 1, 2 or 3", "did you mean \"auto\""}},
       {"parallel.reduce_every=al", {"parallel.reduce_every", "did you mean \"all\""}},
       {"model=llama3-8", {"model", "\"llama3-8\"", "did you mean \"llama3-8b\""}},
       {"model=../hardware/cpu", {"model", "unknown name"}},

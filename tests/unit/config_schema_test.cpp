@@ -241,6 +241,7 @@ TEST(Config, RoundTrip) {
       root["place"] = {{"qkv", "host"}, {"a_1@0", "recompute"}, {"moments@embed,head", "device"}};
     if (maybe())
       root["parallel"] = {{"zero", pick(0, 3)}, {"reduce_every", 4}, {"tree", pick(1, 64)}};
+    if (maybe()) root["parallel"]["zero"] = "auto";
     if (maybe())
       root["hardware"] = {{"link", fmt::format("{:.2f}MB/s", real(0.1, 1e5))},
                           {"nodes", pick(1, 64)}};

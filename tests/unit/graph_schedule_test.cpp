@@ -35,6 +35,7 @@ struct Layout {
   int ranks = 1, micro_batches = 1, reduce_every = 1, zero = 0, delay = 0, group = 1;
   Precision precision = Precision::bf16;
   int tree = 2;
+  std::vector<int32_t> stages;  // by layer, if not empty
   bool two_levels() const { return tree > 1 && tree < ranks && ranks % tree == 0; }
   std::string text() const {
     return "ranks " + std::to_string(ranks) + " micro-batches " + std::to_string(micro_batches) +
@@ -81,7 +82,9 @@ std::vector<Schedule> schedules(const Layout& l) {
     spec.micro_batches = l.micro_batches;
     spec.reduce_every = l.reduce_every;
     spec.tree = l.tree;
-    result.push_back(build_train_schedule(forward, OptimizerConfig{}, spec, {l.delay, l.group}));
+    result.push_back(
+        build_train_schedule(forward, OptimizerConfig{}, spec,
+                             {.reduce_delay = l.delay, .group = l.group, .zero = l.stages}));
   }
   return result;
 }
@@ -419,6 +422,7 @@ Trained train(const Layout& l, int steps) {
 }
 
 TEST(ScheduleNumbersTest, ZeroStagesDelaysAndGroupsGiveTheSameBitsOnAllRanks) {
+  std::mt19937_64 random(std::random_device{}());
   for (Layout l : layouts()) {
     if (l.zero != 0 || (l.ranks <= 3 && (l.delay != 0 || l.group != 1))) continue;
     if (l.ranks > 3) l.delay = 0, l.group = 1;
@@ -436,7 +440,12 @@ TEST(ScheduleNumbersTest, ZeroStagesDelaysAndGroupsGiveTheSameBitsOnAllRanks) {
         l.zero = zero;
         l.delay = delay;
         l.group = group;
-        SCOPED_TRACE(l.text());
+        // Every stage alone, and a mixture by layer.
+        l.stages.clear();
+        if (zero == 3 && delay == 1)
+          for (int layer = 0; layer < 4; ++layer)
+            l.stages.push_back(static_cast<int32_t>(random() % 4));
+        SCOPED_TRACE(l.text() + (l.stages.empty() ? "" : " mixed"));
         const Trained other = train(l, 2);
         EXPECT_EQ(other.losses, base.losses);
         EXPECT_EQ(other.norms, base.norms);
