@@ -9,17 +9,16 @@
 #include "graph/builder.h"
 #include "parallel/build.h"
 #include "parallel/gather.h"
-#include "parallel/schedule_nodes.h"
-#include "parallel/units.h"
+#include "parallel/rank_sums.h"
 
 namespace spillway {
 namespace {
 
-class TrainSchedule : private ScheduleNodes {
+class TrainSchedule : private RankSums {
  public:
   TrainSchedule(const Graph& forward, const OptimizerConfig& optimizer, const ParallelSpec& spec,
                 const ScheduleChoice& choice)
-      : ScheduleNodes(spec), optimizer_(optimizer) {
+      : RankSums(spec), optimizer_(optimizer) {
     schedule_.name = "train";
     schedule_.spec = spec;
     schedule_.choice = choice;
@@ -62,15 +61,6 @@ class TrainSchedule : private ScheduleNodes {
     add_state();
     add_losses();
   }
-
-  // What happens to one unit when its gradients are complete.
-  struct UnitSteps {
-    std::vector<NodeId> send;    // sum of the uses, and the exchange
-    std::vector<NodeId> across;  // of two levels: sum over the node's ranks, exchange across nodes
-    std::vector<NodeId> sum;     // sum over ranks, or over nodes
-    std::vector<NodeId>
-        finish_step;  // only after the step's last group: norm partials, ZeRO-0 gather
-  };
 
   // Master weights and moments: whole, or this rank's shard.
   void add_state() {
@@ -134,184 +124,6 @@ class TrainSchedule : private ScheduleNodes {
     for (Node& node : graph().nodes)
       for (Operand& out : node.out)
         if (out.tensor == losses_) out = range(losses_, own * spec_.rank, own);
-  }
-
-  // Where the sum over ranks of this rank's part of a piece stands.
-  Operand summed(const Piece& piece) const {
-    const Range own = own_part(piece);
-    const int32_t layer = layer_of(piece);
-    if (!separate_sum(layer))
-      return range(schedule_.graph.params[piece.param].grads[0], own.begin, own.count);
-    return range(reduced_[piece.param], whole_sums(layer) ? own.begin : piece.begin, own.count);
-  }
-
-  // Where the sums stand that a parameter's update reads: this rank's, or every rank's.
-  TensorId updated_from(int32_t param) const {
-    const int32_t layer = tensor(schedule_.graph.params[param].param).layer;
-    const bool reduced = gathers_sums(layer) ? whole_sums(layer) : separate_sum(layer);
-    return reduced ? reduced_[param] : schedule_.graph.params[param].grads[0];
-  }
-
-  UnitSteps unit_steps(const Unit& unit) {
-    UnitSteps steps;
-    add_uses(unit, steps);
-    TensorId staging = kNone;
-    if (several_ranks()) staging = add_sum_exchange(unit, steps);
-    if (spec_.two_levels())
-      add_node_sums(unit, staging, steps);
-    else if (several_ranks() || separate_sum(unit.layer))
-      add_rank_sums(unit, staging, steps);
-    add_norm_partials(unit, steps);
-    if (gathers_sums(unit.layer)) add_gradient_gather(unit, steps);
-    return steps;
-  }
-
-  void add_gradient_gather(const Unit& unit, UnitSteps& steps) {
-    const auto whole = [&](const Piece& piece) { return updated_from(piece.param); };
-    for (const Piece& piece : unit.pieces) {
-      const Operand sum = summed(piece);
-      if (sum.count == 0 || sum.tensor == whole(piece)) continue;
-      Node copy;
-      copy.kind = NodeKind::copy;
-      copy.name = piece_name(piece) + ".own_sum";
-      copy.in = {sum};
-      copy.out = {range(whole(piece), own_part(piece).begin, sum.count)};
-      steps.finish_step.push_back(add_node(std::move(copy), Pass::reduce, unit.layer));
-    }
-    for (Node& node : gather(unit, ".gather_gradients", whole))
-      steps.finish_step.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-  }
-
-  // A parameter used twice: the second use's gradient is added to the first's.
-  void add_uses(const Unit& unit, UnitSteps& steps) {
-    for (const Piece& piece : unit.pieces) {
-      const Param p = graph().params[piece.param];
-      for (size_t use = 1; use < p.grads.size(); ++use) {
-        const Range r = every_part(piece);
-        Node node = op_node(tensor(p.grads[use]).name + ".add", OpKind::add);
-        node.in = {range(p.grads[0], r.begin, r.count), range(p.grads[use], r.begin, r.count)};
-        node.out = {node.in[0]};
-        steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-      }
-    }
-  }
-
-  // Elements of all pieces when a rank has `parts` parts of each.
-  static int64_t capacity(const Unit& unit, int64_t parts) {
-    int64_t elements = 0;
-    for (const Piece& piece : unit.pieces) elements += piece.count * parts;
-    return elements;
-  }
-
-  // Every peer of the first level gets the part of this rank's gradients that it stands for; the
-  // pieces of this rank's part arrive in the staging tensor: parameter by parameter, peer by peer.
-  // Returns it; its size is every rank's.
-  TensorId add_sum_exchange(const Unit& unit, UnitSteps& steps) {
-    const Level& level = levels_.front();
-    const TensorId staging =
-        add_tensor(unit_name(unit) + ".staging", "comm_staging", Role::staging, Dtype::f32,
-                   Dims(capacity(unit, int64_t{level.places} * (level.width() - 1))), unit.layer);
-    Node node = exchange_node(unit_name(unit) + ".exchange_gradients");
-    int64_t at = 0;
-    for (const Piece& piece : unit.pieces)
-      at = exchange_piece(node, piece, level, graph().params[piece.param].grads[0], 0, staging, at);
-    steps.send.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-    return staging;
-  }
-
-  // Sends each member of the level its part of a piece from `from`, which holds the parameter's
-  // elements from `shift` on, and receives what they have of this rank's in `to` from `at` on.
-  // Returns where that ends.
-  int64_t exchange_piece(Node& node, const Piece& piece, const Level& level, TensorId from,
-                         int64_t shift, TensorId to, int64_t at) const {
-    const Range own = part(piece, level, level.own);
-    const int32_t even = even_members(piece, total_of(piece), spec_.ranks, level);
-    send_each(node, from, one_each(level, even, [&](int32_t member) {
-                const Range theirs = part(piece, level, member);
-                return Range{theirs.begin - shift, theirs.count};
-              }));
-    receive_each(node, to, one_each(level, level.width(), [&](int32_t member) {
-                   return Range{at + own.count * (member - (member > level.own)), own.count};
-                 }));
-    return at + own.count * (level.width() - 1);
-  }
-
-  // The level's sum of a piece: `own` and what stands in `staging` from `at` on, which moves on.
-  Node level_sum(const Piece& piece, const Level& level, Operand own, TensorId staging,
-                 int64_t& at) const {
-    Node node = op_node(piece_name(piece) + ".rank_sum", OpKind::rank_sum);
-    node.attrs.ranks = level.width();
-    node.attrs.rank = level.own;
-    node.attrs.inner = level.inner;
-    const int64_t staged = own.count * (level.width() - 1);
-    node.in.push_back(own);
-    if (several_ranks()) node.in.push_back(range(staging, at, staged));
-    at += staged;
-    return node;
-  }
-
-  void add_rank_sums(const Unit& unit, TensorId staging, UnitSteps& steps) {
-    int64_t at = 0;
-    for (const Piece& piece : unit.pieces) {
-      const Range own = own_part(piece);
-      if (own.count == 0) continue;
-      const TensorId grad = graph().params[piece.param].grads[0];
-      add_last_sum(piece,
-                   level_sum(piece, levels_[0], range(grad, own.begin, own.count), staging, at),
-                   unit, steps);
-    }
-  }
-
-  void add_last_sum(const Piece& piece, Node node, const Unit& unit, UnitSteps& steps) {
-    node.out.push_back(summed(piece));
-    node.out.back().accumulate = separate_sum(unit.layer);
-    steps.sum.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-  }
-
-  // Sums over the ranks of this node, which then go across nodes, and the sums of those in order of
-  // nodes: what rank_sum gives when it sees the pieces of all ranks at once.
-  void add_node_sums(const Unit& unit, TensorId staging, UnitSteps& steps) {
-    const Level &inside = levels_[0], &across = levels_[1];
-    const int32_t nodes = across.width();
-    const TensorId sums =
-        add_tensor(unit_name(unit) + ".node_staging", "comm_staging", Role::node_staging,
-                   Dtype::f32, Dims(capacity(unit, 2 * nodes - 1)), unit.layer);
-    Node exchange = exchange_node(unit_name(unit) + ".exchange_gradients.across_nodes");
-    std::vector<std::pair<Piece, Operand>> own_sums;
-    int64_t staged = 0, at = 0, arriving = capacity(unit, nodes);
-    int64_t summed_from = arriving;
-    for (const Piece& piece : unit.pieces) {
-      const Range node_part = part(piece, inside, inside.own), own = own_part(piece);
-      if (node_part.count == 0) continue;
-      const TensorId grad = graph().params[piece.param].grads[0];
-      Node sum =
-          level_sum(piece, inside, range(grad, node_part.begin, node_part.count), staging, staged);
-      sum.name += ".node";
-      sum.out.push_back(range(sums, at, node_part.count));
-      steps.across.push_back(add_node(std::move(sum), Pass::reduce, unit.layer));
-      own_sums.push_back({piece, range(sums, at + own.begin - node_part.begin, own.count)});
-      arriving =
-          exchange_piece(exchange, piece, across, sums, node_part.begin - at, sums, arriving);
-      at += node_part.count;
-    }
-    steps.across.push_back(add_node(std::move(exchange), Pass::reduce, unit.layer));
-    for (const auto& [piece, own] : own_sums)
-      if (own.count > 0)
-        add_last_sum(piece, level_sum(piece, across, own, sums, summed_from), unit, steps);
-  }
-
-  void add_norm_partials(const Unit& unit, UnitSteps& steps) {
-    for (const Piece& piece : unit.pieces) {
-      const Range own = own_part(piece);
-      if (own.count == 0) continue;
-      const int64_t block = block_elements(total(graph().params[piece.param]));
-      Node node = op_node(piece_name(piece) + ".norm_partials", OpKind::norm_partials);
-      node.attrs.block = static_cast<int32_t>(block);
-      node.in.push_back(summed(piece));
-      node.out.push_back(range(partials_, partials_begin_[piece.param] + own.begin / block,
-                               ceil_div(own.count, block)));
-      steps.finish_step.push_back(add_node(std::move(node), Pass::reduce, unit.layer));
-    }
   }
 
   // What the micro-batches of one iteration do with gradients.
@@ -603,12 +415,10 @@ class TrainSchedule : private ScheduleNodes {
   NodeId passes_ = 0;                              // nodes before it are forward and backward ones
   std::map<NodeId, std::vector<NodeId>> gathers_;  // by the node that they go before
   std::vector<Unit> units_;
-  std::vector<UnitSteps> steps_;              // by unit
-  std::vector<TensorId> reduced_;             // by parameter; kNone: the sum stands in grads[0]
-  std::vector<int64_t> partials_begin_;       // by parameter, into norm_partials
-  std::vector<std::vector<NodeId>> updates_;  // by unit
+  std::vector<UnitSteps> steps_;                          // by unit
+  std::vector<std::vector<NodeId>> updates_;              // by unit
   std::map<NodeId, std::vector<NodeId>> rotated_before_;  // by the node that they go before
-  TensorId partials_ = kNone, scalars_ = kNone, losses_ = kNone;
+  TensorId scalars_ = kNone, losses_ = kNone;
   TensorId pending_ = kNone;  // scalars of the step whose rotated updates are to come
 };
 

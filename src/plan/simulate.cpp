@@ -21,9 +21,8 @@ double seconds_of(const Program& program, const Instr& instr, const HardwareProf
     case InstrKind::exchange: {
       double sent = 0, received = 0;
       for (const ProgramTransfer& t : instr.transfers)
-        (t.send ? sent : received) += static_cast<double>(t.message_bytes(
-                                          (t.send ? instr.in : instr.out)[t.operand].bytes())) *
-                                      t.count;
+        (t.send ? sent : received) +=
+            static_cast<double>(t.bytes((t.send ? instr.in : instr.out)[t.operand])) * t.count;
       const double rate = profile.intra_node_bandwidth > 0 ? profile.intra_node_bandwidth
                                                            : profile.memory_bandwidth;
       return profile.copy_seconds + std::max(sent, received) / rate;

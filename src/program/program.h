@@ -77,12 +77,8 @@ struct ProgramTransfer {
   int32_t operand = 0;  // into `in` (send) or `out` (receive)
   int32_t count = 1, stride = 1;
   bool same = false;
-  int64_t message_bytes(int64_t operand_bytes) const {
-    return same ? operand_bytes : operand_bytes / count;
-  }
-  bool reaches(int32_t rank) const {
-    const int32_t off = rank - peer;
-    return off >= 0 && off / stride < count && off % stride == 0;
+  int64_t bytes(const ProgramOperand& whole) const {  // of one message
+    return same ? whole.bytes() : whole.bytes() / count;
   }
 };
 

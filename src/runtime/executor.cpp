@@ -159,7 +159,7 @@ void Executor::bind_exchanges(const Program& program, Tables& tables) const {
       std::vector<ExchangeArgs::Part> parts;
       for (const ProgramTransfer& t : instr.transfers) {
         const ProgramOperand& o = (t.send ? instr.in : instr.out)[t.operand];
-        const int64_t bytes = t.message_bytes(o.bytes());
+        const int64_t bytes = t.bytes(o);
         parts.push_back({t.peer, t.send, at(o.buffer, o.version, static_cast<int32_t>(i), o.offset),
                          bytes, t.count, t.stride, t.same ? 0 : bytes});
       }

@@ -14,6 +14,11 @@ namespace {
 
 using verify_detail::Report;
 
+bool reaches(const ProgramTransfer& t, int rank) {
+  const int32_t off = rank - t.peer;
+  return off >= 0 && off / t.stride < t.count && off % t.stride == 0;
+}
+
 struct Node {  // one exchange in one iteration on one rank
   const Instr* instr;
   int rank;  // index into the span
@@ -60,13 +65,13 @@ class Ranks {
           nodes_.push_back({&instr, static_cast<int>(r)});
           for (const ProgramTransfer& t : instr.transfers) {
             const int rank = ranks_[r].rank;
-            if (t.peer < 0 || t.reaches(rank)) {
+            if (t.peer < 0 || reaches(t, rank)) {
               add(r, instr, nullptr,
                   fmt::format("no exchange with rank {}", t.peer < 0 ? t.peer : rank));
               continue;
             }
             for (const auto& [peer, place] : index_) {
-              if (!t.reaches(peer)) continue;
+              if (!reaches(t, peer)) continue;
               auto& list = talks_[r][place];
               if (list.empty() || list.back() != node) list.push_back(node);
             }
@@ -77,8 +82,8 @@ class Ranks {
   static std::vector<int64_t> messages(const Instr& instr, int peer, bool send) {
     std::vector<int64_t> bytes;
     for (const ProgramTransfer& t : instr.transfers)
-      if (t.send == send && t.reaches(peer))
-        bytes.push_back(t.message_bytes((send ? instr.in : instr.out)[t.operand].bytes()));
+      if (t.send == send && reaches(t, peer))
+        bytes.push_back(t.bytes((send ? instr.in : instr.out)[t.operand]));
     return bytes;
   }
 

@@ -225,7 +225,7 @@ TEST(VerifyLowered, ThousandsOfRanks) {
         ++exchanges;
         transfers += i.transfers.size();
         for (const ProgramTransfer& t : i.transfers)
-          if (t.send && t.stride == 8) across += t.count * t.message_bytes(i.in[t.operand].bytes());
+          if (t.send && t.stride == 8) across += t.count * t.bytes(i.in[t.operand]);
         // By parameter: sends and receives, before and after this rank, whole and short parts.
         EXPECT_TRUE(i.transfers.size() <= 16 * 8 || i.name.starts_with("scalars")) << i.name;
       }

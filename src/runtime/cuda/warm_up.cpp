@@ -89,8 +89,7 @@ void CudaDevice::connect(const ProgramSet& set) {
   for (const Program& program : set.programs)
     for (const Instr& instr : program.instrs)
       for (const ProgramTransfer& t : instr.transfers) {
-        const int64_t bytes = (t.send ? instr.in : instr.out)[t.operand].bytes();
-        largest = std::max(largest, t.message_bytes(bytes));
+        largest = std::max(largest, t.bytes((t.send ? instr.in : instr.out)[t.operand]));
         for (int32_t k = 0; k < t.count; ++k) met.at(t.peer + k * t.stride) = true;
       }
   std::vector<int> peers;
