@@ -31,7 +31,8 @@ double check_proof(const PlanInput& input, const Plan& plan, const QualityProof&
         "plan again with train plan --out",
         origin, format_bytes(plan.device.peak), format_bytes(plan.host.peak),
         format_bytes(proof.budgets.device), format_bytes(proof.budgets.host));
-  return check_quality(certificate_input(input), proof, plan.step_seconds, origin);
+  return check_quality(certificate_input(input, plan.schedule.zero), proof, plan.step_seconds,
+                       origin);
 }
 
 }  // namespace spillway
