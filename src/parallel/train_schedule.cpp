@@ -297,15 +297,25 @@ class TrainSchedule : private RankSums {
       }
   }
 
-  // The first node that needs this layer's parameters as they are after an update.
+  // The first node that needs this layer's parameters as they are after an update: it reads them,
+  // or they are gathered before it.
   NodeId first_reader(int32_t layer) const {
+    const auto holds = [&](const Operand& o) {
+      const Role role = tensor(o.tensor).role;
+      return tensor(o.tensor).layer == layer && (role == Role::param || role == Role::gathered);
+    };
+    NodeId first = passes_;
+    for (NodeId id = passes_; id-- > 0;) {
+      const Node& node = schedule_.graph.nodes[id];
+      if (std::any_of(node.in.begin(), node.in.end(), holds)) first = id;
+    }
     for (const auto& [before, nodes] : gathers_)
-      for (const NodeId id : nodes)
-        if (schedule_.graph.nodes[id].layer == layer) return before;
-    for (NodeId id = 0; id < passes_; ++id)
-      for (const Operand& in : schedule_.graph.nodes[id].in)
-        if (tensor(in.tensor).role == Role::param && tensor(in.tensor).layer == layer) return id;
-    internal_error("no node reads the parameters of layer {}", layer);
+      for (const NodeId id : nodes) {
+        const Node& node = schedule_.graph.nodes[id];
+        if (std::any_of(node.out.begin(), node.out.end(), holds)) first = std::min(first, before);
+      }
+    if (first == passes_) internal_error("no node reads the parameters of layer {}", layer);
+    return first;
   }
 
   void add_update_stage() {

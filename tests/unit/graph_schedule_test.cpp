@@ -360,6 +360,39 @@ TEST(ScheduleTest, DelayLeavesRoomForTheExchange) {
   EXPECT_GT(with_work_between, 10);
 }
 
+// Whatever stages the layers have: no node of the step reads or gathers what a rotated update has
+// yet to write.
+TEST(ScheduleTest, RotatedUpdatesComeBeforeEveryReader) {
+  constexpr int kLayers = 4;  // of tiny(), embedding and head included
+  for (const Family family : {Family::gpt2, Family::llama})
+    for (int mix = 0; mix < 256; ++mix) {
+      const int delay = mix % 3 == 0;
+      GraphShape shape{1, kTokens, 2, 2 * 2 * kTokens};
+      ScheduleChoice choice{.reduce_delay = delay};
+      for (int layer = 0; layer < kLayers; ++layer) choice.zero.push_back(mix >> 2 * layer & 3);
+      choice.update.assign(kLayers, UpdatePosition::rotated);
+      ParallelSpec spec{.ranks = 2, .rank = mix % 2, .micro_batches = 2, .reduce_every = 2};
+      const Schedule s = build_train_schedule(
+          build_model(tiny(family), Precision::bf16, 3, shape, GraphMode::train), OptimizerConfig{},
+          spec, choice);
+      std::map<TensorId, size_t> updated;  // by tensor: its last update
+      const std::vector<Visit>& visits = s.stages[0].visits;
+      for (size_t i = 0; i < visits.size(); ++i)
+        if (const Node& node = s.graph.nodes[visits[i].node]; node.pass == Pass::update)
+          for (const Operand& out : node.out) updated[out.tensor] = i;
+      EXPECT_GT(updated.size(), 10u);
+      for (size_t i = 0; i < visits.size(); ++i) {
+        const Node& node = s.graph.nodes[visits[i].node];
+        if (node.pass == Pass::update) continue;
+        for (const Operand& in : node.in) {
+          const auto update = updated.find(in.tensor);
+          EXPECT_TRUE(update == updated.end() || update->second < i)
+              << node.name << ", stages " << mix << ", delay " << delay;
+        }
+      }
+    }
+}
+
 struct Trained {
   std::map<std::string, std::vector<double>> state;  // of every rank: "rank name"
   std::vector<double> losses, norms;                 // by step
