@@ -81,6 +81,25 @@ class Placement(unittest.TestCase):
         self.check("gpt2", "f32", 2, False)
         self.check("gpt2", "bf16", 2, False)
 
+    def test_two_levels_on_four_ranks(self):
+        """Two nodes of two ranks: whatever the ranks share, the same bits over emulated NCCL."""
+        steps = STEPS if common.LONG else 2
+        value = emulated.config("llama", train={"precision": "bf16", "steps": steps, "batch": 4},
+                                parallel={"tree": 2})
+        outcomes = []
+        with common.Folder() as folder:
+            emulated.run("cpu", folder, value, folder / "cpu", ranks=4)
+            for zero in (0, 1, 3):
+                value["parallel"]["zero"] = zero
+                output = folder / f"zero{zero}"
+                emulated.run("cuda", folder, value, output, ranks=4, seed=zero + 1)
+                outcomes.append(common.exact(output))
+                for step, loss in emulated.losses(folder / "cpu").items():
+                    self.assertLessEqual(abs(emulated.losses(output)[step] - loss), 2e-2 * abs(loss))
+        self.assertEqual(len(outcomes[0]), steps)
+        self.assertEqual(outcomes[1], outcomes[0])
+        self.assertEqual(outcomes[2], outcomes[0])
+
 
 class Resume(unittest.TestCase):
     def test_a_resumed_run_is_the_same_run(self):

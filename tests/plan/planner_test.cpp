@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -172,6 +173,53 @@ TEST(PlanFile, RoundTrip) {
     EXPECT_EQ(program_hash(again.lowered.set, again.layout),
               program_hash(plan.lowered.set, plan.layout));
   }
+}
+
+// A free stage: the best of the four, and in the plan file that of every layer.
+TEST(PlanFile, StagesByLayer) {
+  constexpr int kRanks = 2;
+  PlannerInput p(kLlama, {"parallel.zero=auto"}, kRanks);
+  const int64_t plenty = p.plan(kPlenty).all_resident_device_bytes;
+  for (const int64_t device : {plenty, plenty * 2 / 3, p.plan(kPlenty).device_minimum_bytes}) {
+    const PlanReport free = p.plan(device);
+    ASSERT_TRUE(free.fits);
+    ASSERT_EQ(free.plan.schedule.zero.size(), 8u);
+    double best = std::numeric_limits<double>::infinity();
+    int64_t minimum = kPlenty;
+    for (int stage = 0; stage < 4; ++stage) {
+      PlannerInput fixed(kLlama, {fmt::format("parallel.zero={}", stage)}, kRanks);
+      const PlanReport one = fixed.plan(device);
+      if (one.fits) best = std::min(best, one.plan.step_seconds);
+      minimum = std::min(minimum, one.device_minimum_bytes);
+    }
+    EXPECT_EQ(free.plan.step_seconds, best);
+    EXPECT_EQ(free.device_minimum_bytes, minimum);
+    const Plan again = evaluate_placement(p.input, free.plan.placement, free.plan.schedule);
+    EXPECT_EQ(program_hash(again.lowered.set, again.layout),
+              program_hash(free.plan.lowered.set, free.plan.layout));
+  }
+  Plan plan = p.plan(plenty).plan;
+  plan.schedule.zero = {3, 1, 1, 2, 3, 0, 0, 3};
+  const PlanSubject subject = plan_subject(p.config, kRanks, p.input.profile);
+  const std::string good = placement_to_json(plan, subject, {});
+  EXPECT_EQ(placement_from_json(good, "plan.json", p.train, subject).schedule, plan.schedule);
+  const auto refused = [&](const std::function<void(nlohmann::ordered_json&)>& change,
+                           const TrainSchedules& train, const std::string& part) {
+    nlohmann::ordered_json j = nlohmann::ordered_json::parse(good);
+    change(j);
+    const std::string message =
+        error_of([&] { placement_from_json(j.dump(), "plan.json", train, subject); });
+    EXPECT_TRUE(message.starts_with("plan.json: ")) << message;
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  refused([](auto& j) { j.erase("zero"); }, p.train, "no ZeRO stages by layer");
+  refused([](auto& j) { j["zero"].erase("3"); }, p.train, "zero says nothing of layer embed");
+  refused([](auto& j) { j["zero"]["4"] = "0"; }, p.train, "zero.4: no such stage");
+  refused([](auto& j) { j["zero"]["2"] = "0-2"; }, p.train, "zero names a layer twice");
+  refused([](auto& j) { j["zero"]["2"] = "7"; }, p.train, "7");
+  refused([](auto& j) { j["zero"]["2"] = 7; }, p.train, "string");
+  refused([](auto& j) { j["zero"] = 1; }, p.train, "no such stage");
+  refused([](auto&) {}, p.train.with_zero(1), "set parallel.zero to \"auto\"");
 }
 
 TEST(PlanFile, Errors) {
