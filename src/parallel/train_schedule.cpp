@@ -290,31 +290,30 @@ class TrainSchedule : private RankSums {
            }))
         nodes.push_back(add_node(std::move(node), Pass::update, unit.layer));
     }
-    for (size_t u = 0; u < units_.size(); ++u)
-      if (schedule_.choice.rotates(units_[u].layer)) {
-        std::vector<NodeId>& before = rotated_before_[first_reader(units_[u].layer)];
-        before.insert(before.end(), updates_[u].begin(), updates_[u].end());
-      }
+    if (!schedule_.choice.rotates()) return;
+    const std::vector<NodeId> readers = first_readers();
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const int32_t layer = units_[u].layer;
+      if (!schedule_.choice.rotates(layer)) continue;
+      if (readers[layer] == passes_)
+        internal_error("no node reads the parameters of layer {}", layer);
+      std::vector<NodeId>& before = rotated_before_[readers[layer]];
+      before.insert(before.end(), updates_[u].begin(), updates_[u].end());
+    }
   }
 
-  // The first node that needs this layer's parameters as they are after an update: it reads them,
+  // By layer, the first node that needs its parameters as they are after an update: it reads them,
   // or they are gathered before it.
-  NodeId first_reader(int32_t layer) const {
-    const auto holds = [&](const Operand& o) {
-      const Role role = tensor(o.tensor).role;
-      return tensor(o.tensor).layer == layer && (role == Role::param || role == Role::gathered);
+  std::vector<NodeId> first_readers() const {
+    std::vector<NodeId> first(static_cast<size_t>(schedule_.graph.layers) + 2, passes_);
+    const auto note = [&](const std::vector<Operand>& operands, NodeId reader) {
+      for (const Operand& o : operands)
+        if (const Tensor& t = tensor(o.tensor); t.role == Role::param || t.role == Role::gathered)
+          first[t.layer] = std::min(first[t.layer], reader);
     };
-    NodeId first = passes_;
-    for (NodeId id = passes_; id-- > 0;) {
-      const Node& node = schedule_.graph.nodes[id];
-      if (std::any_of(node.in.begin(), node.in.end(), holds)) first = id;
-    }
+    for (NodeId id = 0; id < passes_; ++id) note(schedule_.graph.nodes[id].in, id);
     for (const auto& [before, nodes] : gathers_)
-      for (const NodeId id : nodes) {
-        const Node& node = schedule_.graph.nodes[id];
-        if (std::any_of(node.out.begin(), node.out.end(), holds)) first = std::min(first, before);
-      }
-    if (first == passes_) internal_error("no node reads the parameters of layer {}", layer);
+      for (const NodeId id : nodes) note(schedule_.graph.nodes[id].out, before);
     return first;
   }
 
