@@ -10,6 +10,7 @@
 #include "train/bench_checkpoint.h"
 #include "train/bench_device.h"
 #include "train/bench_gemm.h"
+#include "train/bench_planner.h"
 #include "train/stepper.h"
 
 namespace spillway {
@@ -136,12 +137,18 @@ void bench_overlap(Config config, int64_t repeat) {
 }  // namespace
 
 ExitCode bench_command(const BenchOptions& options) {
-  const std::vector<std::string> words = {"gemm", "step", "overlap", "device", "checkpoint"};
+  const std::vector<std::string> words = {"gemm",       "step",    "overlap", "device",
+                                          "checkpoint", "planner", "claims"};
   if (std::find(words.begin(), words.end(), options.what) == words.end())
     bad_input(
         "bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap, device, "
-        "checkpoint)",
+        "checkpoint, planner, claims)",
         options.what, nearest(options.what, words));
+  if (options.what == "planner") bench_planner(options.only);
+  if (options.what == "claims") fmt::print("{}", claims_tables(options.only));
+  if (options.what == "planner" || options.what == "claims") return ExitCode::done;
+  if (!options.only.empty())
+    bad_input("bench {}: --only goes with bench planner and bench claims", options.what);
   const std::string path = options.config.empty()
                                ? config_root() + "/configs/runs/gpt2-124m-bench.json"
                                : options.config;

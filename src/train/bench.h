@@ -10,10 +10,11 @@
 namespace spillway {
 
 struct BenchOptions {
-  std::string what;    // "gemm", "step", "overlap", "device" or "checkpoint"
+  std::string what;    // see below
   std::string config;  // all but gemm; default configs/runs/gpt2-124m-bench.json
   std::vector<std::string> set;
   int64_t repeat = 5;
+  std::string only;  // planner, claims: what names must contain
   std::string json;  // device: file for what was measured, or ""
 };
 
@@ -25,6 +26,7 @@ struct BenchOptions {
 //          the share of copy seconds that ran under compute.
 // device:  what a hardware profile says of the device, measured (bench_device.h).
 // checkpoint: what saving costs (bench_checkpoint.h).
+// planner, claims: how good plans are (bench_planner.h).
 // Throws Error(bad_input) for another word.
 ExitCode bench_command(const BenchOptions& options);
 
