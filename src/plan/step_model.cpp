@@ -83,10 +83,10 @@ class Modelling {
     model_.updates.resize(model_.buckets);
   }
 
-  int32_t interval(int v, Phase phase, int32_t bucket) const {
-    if (phase == Phase::update) return model_.update_begin + bucket;
-    return phase == Phase::forward ? model_.iteration_begin[v] + bucket
-                                   : model_.backward[bucket][v];
+  int32_t interval(int v, StepPhase phase, int32_t bucket) const {
+    if (phase == StepPhase::update) return model_.update_begin + bucket;
+    return phase == StepPhase::forward ? model_.iteration_begin[v] + bucket
+                                       : model_.backward[bucket][v];
   }
 
   void add_units(const Schedule& train) {
@@ -175,14 +175,14 @@ class Modelling {
     const bool end = position == static_cast<int>(Position::end);
     std::vector<int32_t> at(plan.items.size());
     std::vector<std::map<int32_t, double>> updates(model_.buckets);
-    int32_t current = update ? model_.update_begin : interval(v, Phase::forward, 0);
+    int32_t current = update ? model_.update_begin : interval(v, StepPhase::forward, 0);
     for (size_t p = 0; p < plan.items.size(); ++p) {
       const Item& item = plan.items[p];
       const Node& node = *item.node;
       const int32_t bucket = bucket_of(node.layer);
       const bool pass = node.pass == Pass::forward || node.pass == Pass::backward;
       if (node.kind == NodeKind::op && (update || pass))
-        current = interval(v, update ? Phase::update : item.phase, bucket);
+        current = interval(v, update ? StepPhase::update : item.phase, bucket);
       at[p] = current;
       if (node.kind == NodeKind::op) {
         const double seconds = weight * seconds_of(node, g);

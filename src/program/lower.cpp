@@ -176,7 +176,7 @@ class Lowering {
     ++issued_;
   }
 
-  void emit_use_copies(const Use& use, TensorId tensor, const Piece& piece, bool fetch) {
+  void emit_use_copies(const Use& use, TensorId tensor, const SlotPiece& piece, bool fetch) {
     const Tensor& t = schedule().graph.tensors[tensor];
     const int64_t size = size_of(t.dtype);
     for (const ElementRange& range : (fetch ? piece.fetch : piece.written).ranges()) {
@@ -200,7 +200,7 @@ class Lowering {
   struct Stand {
     BufferId buffer = -1;
     Affine version;
-    const Piece* piece = nullptr;
+    const SlotPiece* piece = nullptr;
   };
 
   Stand stand_of(const Instance& instance, int32_t use_index, const StagePlan& plan) {

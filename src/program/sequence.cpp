@@ -68,17 +68,17 @@ int32_t Sequencer::micro_of(TensorId t, int32_t micro) const {
 
 namespace {
 
-Phase phase_of(Pass pass) {
+StepPhase phase_of(Pass pass) {
   switch (pass) {
     case Pass::forward:
-      return Phase::forward;
+      return StepPhase::forward;
     case Pass::backward:
     case Pass::reduce:
-      return Phase::backward;
+      return StepPhase::backward;
     case Pass::update:
-      return Phase::update;
+      return StepPhase::update;
   }
-  return Phase::forward;
+  return StepPhase::forward;
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ Sequence Sequencer::build(const Stage& stage) const {
     return Instance{t, recomputed_of[micro][t] ? 1 : 0, micro_of(t, micro)};
   };
   std::vector<int32_t> aliasing;
-  const auto add_item = [&](const Node& node, Phase phase, int32_t micro, bool accumulate) {
+  const auto add_item = [&](const Node& node, StepPhase phase, int32_t micro, bool accumulate) {
     if (!node.alias.empty()) aliasing.push_back(static_cast<int32_t>(items.size()));
     items.push_back({&node, static_cast<int32_t>(sequence.operands.size()),
                      static_cast<int32_t>(node.in.size()), static_cast<int32_t>(node.out.size()),
@@ -151,7 +151,7 @@ Sequence Sequencer::build(const Stage& stage) const {
     Node& node = *sequence.recomputed.back();
     node.name += ".recompute";
     for (const Operand& o : node.in) materialise(o.tensor, micro);
-    add_item(node, Phase::backward, micro, false);
+    add_item(node, StepPhase::backward, micro, false);
     for (const Operand& o : node.in) sequence.operands.push_back(instance(o.tensor, micro));
     for (const Operand& o : node.out) {
       sequence.operands.push_back({o.tensor, 1, micro_of(o.tensor, micro)});
@@ -163,10 +163,10 @@ Sequence Sequencer::build(const Stage& stage) const {
     const Node& node = g.nodes[visit.node];
     if (node.pass == Pass::backward)
       for (const Operand& o : node.in) materialise(o.tensor, visit.micro);
-    const Phase phase = phase_of(node.pass);
+    const StepPhase phase = phase_of(node.pass);
     add_item(node, phase, visit.micro, visit.accumulate);
     for (const Operand& o : node.in)
-      sequence.operands.push_back(phase == Phase::backward
+      sequence.operands.push_back(phase == StepPhase::backward
                                       ? instance(o.tensor, visit.micro)
                                       : Instance{o.tensor, 0, micro_of(o.tensor, visit.micro)});
     for (const Operand& o : node.out)

@@ -13,7 +13,7 @@
 
 namespace spillway {
 
-enum class Phase : uint8_t { forward, backward, update };
+enum class StepPhase : uint8_t { forward, backward, update };
 
 // How a tensor is stored in a schedule under a placement.
 enum class Store : uint8_t { fixed, ring, transient, input };
@@ -46,7 +46,7 @@ struct Item {
   const Node* node = nullptr;  // of the graph, or of Sequence::recomputed
   // Its operands in Sequence::operands, the node's inputs and then its outputs.
   int32_t first = 0, inputs = 0, outputs = 0;
-  Phase phase = Phase::forward;
+  StepPhase phase = StepPhase::forward;
   int32_t micro = 0;        // of the group
   bool accumulate = false;  // of this instruction, decided by the stage
 };

@@ -5,7 +5,7 @@
 
 namespace spillway {
 
-Piece* Use::find(TensorId tensor) {
+SlotPiece* Use::find(TensorId tensor) {
   const auto it = std::lower_bound(pieces.begin(), pieces.end(), tensor,
                                    [](const auto& p, TensorId t) { return p.first < t; });
   return it != pieces.end() && it->first == tensor ? &it->second : nullptr;
@@ -27,10 +27,11 @@ bool homeless(Role role) {
 
 // Vocabulary tables pass through rings of their own, so that they do not set the slot size of the
 // blocks; updates are cut into units of about a block's size and use the blocks' ring.
-std::string ring_name(const Graph& g, const Tensor& t, Phase phase) {
+std::string ring_name(const Graph& g, const Tensor& t, StepPhase phase) {
   if (t.role == Role::activation || t.role == Role::staging) return t.place;
   if (t.role == Role::node_staging) return t.place + "/nodes";
-  if (phase == Phase::update || (t.layer >= 1 && t.layer <= g.layers)) return t.place + "/block";
+  if (phase == StepPhase::update || (t.layer >= 1 && t.layer <= g.layers))
+    return t.place + "/block";
   return t.place + (t.layer == 0 ? "/embedding" : "/head");
 }
 
@@ -40,8 +41,8 @@ class RingOfTensor {
   RingOfTensor(const Graph& g, Rings& rings) : g_(g), rings_(rings) {
     for (auto& ids : ids_) ids.assign(g.tensors.size(), kNone);
   }
-  int32_t operator()(TensorId t, Phase phase) {
-    int32_t& id = ids_[phase == Phase::update][t];
+  int32_t operator()(TensorId t, StepPhase phase) {
+    int32_t& id = ids_[phase == StepPhase::update][t];
     if (id == kNone) id = rings_.id_of(ring_name(g_, g_.tensors[t], phase));
     return id;
   }
@@ -59,7 +60,7 @@ UseKey key_of(const Tensor& t, int32_t ring, const Item& item, int32_t micro) {
   if (staged(t.role)) return {ring, item.node->unit, phase, 0, micro};
   if (t.role == Role::activation || t.role == Role::partial_grad)
     return {ring, t.layer, phase, 0, micro};
-  if (item.phase == Phase::update) return {ring, item.node->unit, phase, 0, micro};
+  if (item.phase == StepPhase::update) return {ring, item.node->unit, phase, 0, micro};
   return {ring, t.layer, phase, item.node->layer, micro};
 }
 
@@ -68,8 +69,8 @@ ElementRange range_of(const Tensor& t, const Operand& o) {
   return {o.begin, o.begin + count};
 }
 
-Piece& piece_of(Use& use, TensorId tensor) {
-  if (Piece* piece = use.find(tensor)) return *piece;
+SlotPiece& piece_of(Use& use, TensorId tensor) {
+  if (SlotPiece* piece = use.find(tensor)) return *piece;
   auto at = use.pieces.begin();
   while (at != use.pieces.end() && at->first < tensor) ++at;
   return use.pieces.insert(at, {tensor, {}})->second;
@@ -106,7 +107,7 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
       const int32_t u = use_of(instance);
       plan.use_of.push_back(u);
       if (u == kNone) return;
-      Piece& piece = piece_of(plan.uses[u], instance.tensor);
+      SlotPiece& piece = piece_of(plan.uses[u], instance.tensor);
       const ElementRange range = range_of(g.tensors[instance.tensor], operand);
       piece.held.add(range);
       if (read) {

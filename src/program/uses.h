@@ -17,7 +17,7 @@ namespace spillway {
 
 // Part of one tensor in a slot: its ranges stand one after the other, each at a multiple of 256
 // bytes.
-struct Piece {
+struct SlotPiece {
   RangeSet held;            // what of the tensor the slot holds
   RangeSet fetch;           // read before written: copied in
   RangeSet written;         // copied out, if needed later
@@ -37,14 +37,14 @@ struct Piece {
 
 struct Use {
   int32_t ring = 0;
-  int32_t micro = 0;                               // Instance::micro of its tensors
-  int32_t first = 0, last = 0;                     // items of the stage
-  std::vector<std::pair<TensorId, Piece>> pieces;  // by ascending tensor
-  int32_t index = 0;                               // of the ring, within the stage
+  int32_t micro = 0;                                   // Instance::micro of its tensors
+  int32_t first = 0, last = 0;                         // items of the stage
+  std::vector<std::pair<TensorId, SlotPiece>> pieces;  // by ascending tensor
+  int32_t index = 0;                                   // of the ring, within the stage
   int64_t slot_bytes = 0;
 
-  Piece* find(TensorId tensor);  // nullptr: not in it
-  const Piece& piece(TensorId tensor) const { return *const_cast<Use*>(this)->find(tensor); }
+  SlotPiece* find(TensorId tensor);  // nullptr: not in it
+  const SlotPiece& piece(TensorId tensor) const { return *const_cast<Use*>(this)->find(tensor); }
 };
 
 struct Ring {

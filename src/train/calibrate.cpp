@@ -152,7 +152,7 @@ class Calibration {
 
   // Seconds from the begin of one run of an instruction to that of the next, back to back.
   double period(int which, int runs) {
-    const std::vector<Interval> times = bench_->timed([&] {
+    const std::vector<TimedRun> times = bench_->timed([&] {
       for (int i = 0; i <= runs; ++i) bench_->issue(which, shift(which, i));
     });
     std::vector<double> periods;
@@ -284,7 +284,7 @@ class Calibration {
   // An op and a small copy take turns; what a turn takes beside the op.
   double handover_seconds() {
     constexpr int kTurns = 50;
-    const std::vector<Interval> times = bench_->timed([&] {
+    const std::vector<TimedRun> times = bench_->timed([&] {
       Ticket copied = 0;
       for (int i = 0; i < kTurns; ++i) {
         if (copied > 0) device_->wait(Lane::compute, Lane::h2d, copied);
@@ -296,7 +296,7 @@ class Calibration {
       }
     });
     std::vector<double> begins, turns;
-    for (const Interval& i : times)
+    for (const TimedRun& i : times)
       if (i.instr == &bench_->instr(tiny_)) begins.push_back(i.begin);
     for (size_t i = 1; i < begins.size(); ++i) turns.push_back(begins[i] - begins[i - 1]);
     const double turn = median(turns);

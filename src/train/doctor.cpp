@@ -71,7 +71,7 @@ Needs needs_of(const DoctorOptions& options, Communicator& communicator) {
   return needs;
 }
 
-Finding plan_finding(const Needs& needs) {
+Check plan_finding(const Needs& needs) {
   if (needs.problem.empty())
     return {"plan",
             Health::ok,
@@ -83,25 +83,24 @@ Finding plan_finding(const Needs& needs) {
 }
 
 // Findings that say the same become one, with the ranks that say so.
-std::vector<Finding> together(Communicator& communicator, const std::vector<Finding>& own) {
+std::vector<Check> together(Communicator& communicator, const std::vector<Check>& own) {
   Json mine = Json::array();
-  for (const Finding& f : own)
-    mine.push_back({f.check, static_cast<int>(f.health), f.found, f.mend});
+  for (const Check& f : own) mine.push_back({f.check, static_cast<int>(f.health), f.found, f.mend});
   const std::string lines = communicator.gather_text(mine.dump());
-  std::vector<Finding> all;
+  std::vector<Check> all;
   if (communicator.rank() != 0) return all;
   std::istringstream text(lines);
   int rank = 0;
   for (std::string line; std::getline(text, line); ++rank)
     for (const Json& j : Json::parse(line)) {
-      const Finding f{j[0], static_cast<Health>(j[1].get<int>()), j[2], j[3], {}};
-      auto same = std::find_if(all.begin(), all.end(), [&](const Finding& other) {
+      const Check f{j[0], static_cast<Health>(j[1].get<int>()), j[2], j[3], {}};
+      auto same = std::find_if(all.begin(), all.end(), [&](const Check& other) {
         return f.check == other.check && f.health == other.health && f.found == other.found;
       });
       if (same == all.end()) {
         // Beside the other findings of its check.
         auto last = std::find_if(all.rbegin(), all.rend(),
-                                 [&](const Finding& other) { return other.check == f.check; });
+                                 [&](const Check& other) { return other.check == f.check; });
         same = all.insert(last.base() == all.begin() ? all.end() : last.base(), f);
       }
       same->ranks.push_back(rank);
@@ -109,7 +108,7 @@ std::vector<Finding> together(Communicator& communicator, const std::vector<Find
   return all;
 }
 
-std::string ranks_text(const Finding& f, int ranks) {
+std::string ranks_text(const Check& f, int ranks) {
   if (static_cast<int>(f.ranks.size()) == ranks) return ranks == 1 ? "" : "all";
   constexpr size_t kShown = 8;
   std::string text;
@@ -118,18 +117,18 @@ std::string ranks_text(const Finding& f, int ranks) {
   return f.ranks.size() > kShown ? text + ",…" : text;
 }
 
-void print_table(const std::vector<Finding>& all, int ranks) {
+void print_table(const std::vector<Check>& all, int ranks) {
   fmt::print("{:<8} {:<16} {:<10} {}\n", "", "check", ranks > 1 ? "ranks" : "", "found");
-  for (const Finding& f : all) {
+  for (const Check& f : all) {
     fmt::print("{:<8} {:<16} {:<10} {}\n", kHealth[static_cast<int>(f.health)], f.check,
                ranks_text(f, ranks), f.found);
     if (!f.mend.empty()) fmt::print("{:<8} {:<16} {:<10} → {}\n", "", "", "", f.mend);
   }
 }
 
-void print_json(const std::vector<Finding>& all, bool ok) {
+void print_json(const std::vector<Check>& all, bool ok) {
   Json checks = Json::array();
-  for (const Finding& f : all)
+  for (const Check& f : all)
     checks.push_back({{"check", f.check},
                       {"status", kHealth[static_cast<int>(f.health)]},
                       {"ranks", f.ranks},
@@ -154,8 +153,8 @@ ExitCode doctor_command(const DoctorOptions& options) {
     if (communicator->rank() != 0) return e.code();  // rank 0 tells
     throw;
   }
-  std::vector<Finding> own{check_launch(launcher, *communicator)};
-  const auto add = [&](const std::vector<Finding>& more) {
+  std::vector<Check> own{check_launch(launcher, *communicator)};
+  const auto add = [&](const std::vector<Check>& more) {
     own.insert(own.end(), more.begin(), more.end());
   };
   if (communicator->size() > 1) {
@@ -169,10 +168,10 @@ ExitCode doctor_command(const DoctorOptions& options) {
   add(check_network(*communicator));
 
   int worst = 0;
-  for (const Finding& f : own) worst = std::max(worst, static_cast<int>(f.health));
+  for (const Check& f : own) worst = std::max(worst, static_cast<int>(f.health));
   worst = static_cast<int>(communicator->max(worst));
   const bool ok = worst < static_cast<int>(Health::error);
-  const std::vector<Finding> all = together(*communicator, own);
+  const std::vector<Check> all = together(*communicator, own);
   if (communicator->rank() == 0) {
     if (options.json)
       print_json(all, ok);

@@ -14,7 +14,7 @@ namespace spillway {
 
 enum class Health : int { ok, warning, error };
 
-struct Finding {
+struct Check {
   std::string check;  // "cores", "output folder", …
   Health health = Health::ok;
   std::string found;

@@ -32,14 +32,14 @@ struct MemoryLimit {
   std::string name;  // "physical memory", "cgroup", "ulimit -v"
 };
 
-std::vector<Finding> check_host(const Needs& needs, const Communicator& communicator);
-Finding check_launch(const Launcher& launcher, const Communicator& communicator);
-std::vector<Finding> check_cuda(const Needs& needs);
+std::vector<Check> check_host(const Needs& needs, const Communicator& communicator);
+Check check_launch(const Launcher& launcher, const Communicator& communicator);
+std::vector<Check> check_cuda(const Needs& needs);
 
 // Collective.
-Finding check_same_program(Communicator& communicator);
-Finding check_overlap(Communicator& communicator);
-std::vector<Finding> check_output(const Needs& needs, Communicator& communicator);
-std::vector<Finding> check_network(Communicator& communicator);
+Check check_same_program(Communicator& communicator);
+Check check_overlap(Communicator& communicator);
+std::vector<Check> check_output(const Needs& needs, Communicator& communicator);
+std::vector<Check> check_network(Communicator& communicator);
 
 }  // namespace spillway

@@ -57,10 +57,10 @@ std::vector<Place> places(Communicator& communicator) {
 
 }  // namespace
 
-Finding check_same_program(Communicator& communicator) {
+Check check_same_program(Communicator& communicator) {
   const std::string text = version_text();
   const auto hash = static_cast<int64_t>(hash_bytes(text.data(), text.size()) >> 1);
-  Finding f{"program", Health::ok, "the same version and instruction set on all ranks", "", {}};
+  Check f{"program", Health::ok, "the same version and instruction set on all ranks", "", {}};
   if (communicator.min(hash) == communicator.max(hash)) return f;
   const size_t isa = text.find("instruction set: ");
   f.health = Health::warning;
@@ -71,10 +71,10 @@ Finding check_same_program(Communicator& communicator) {
 }
 
 // Ranks of a node that are bound to the same cores although there are others.
-Finding check_overlap(Communicator& communicator) {
+Check check_overlap(Communicator& communicator) {
   const std::vector<Place> all = places(communicator);
   const Place& own = all[static_cast<size_t>(communicator.rank())];
-  Finding f{
+  Check f{
       "binding", Health::ok, "no set of cores is bound to more ranks than it has cores", "", {}};
   std::string shared;
   int together = 0;
@@ -104,7 +104,7 @@ Finding check_overlap(Communicator& communicator) {
   return f;
 }
 
-std::vector<Finding> check_output(const Needs& needs, Communicator& communicator) {
+std::vector<Check> check_output(const Needs& needs, Communicator& communicator) {
   if (needs.output.empty()) return {};
   const int rank = communicator.rank();
   const std::string token = communicator.broadcast_text(
@@ -112,7 +112,7 @@ std::vector<Finding> check_output(const Needs& needs, Communicator& communicator
   const auto path_of = [&](int r) {
     return fmt::format("{}/.doctor-{}-{}", needs.output, token, r);
   };
-  Finding f{"output folder", Health::ok, needs.output + " is one folder on all ranks", "", {}};
+  Check f{"output folder", Health::ok, needs.output + " is one folder on all ranks", "", {}};
   const auto bad = [&](const std::string& found, const std::string& mend) {
     if (f.health != Health::ok) return;
     f.health = Health::error;
@@ -168,7 +168,7 @@ std::vector<Finding> check_output(const Needs& needs, Communicator& communicator
         break;
       }
   communicator.barrier();
-  std::vector<Finding> all{f};
+  std::vector<Check> all{f};
   // One rank of each node writes, all at once, as a save does.
   const bool writes = written && f.health == Health::ok && communicator.rank_on_node() == 0;
   if (writes) {
@@ -188,11 +188,11 @@ std::vector<Finding> check_output(const Needs& needs, Communicator& communicator
     const double rate = static_cast<double>(bytes) / (now() - begin);
     if (fd >= 0) close(fd);
     std::filesystem::remove(path, error);
-    Finding speed{"write bandwidth",
-                  Health::ok,
-                  fmt::format("{}/s", format_bytes(static_cast<int64_t>(rate))),
-                  "",
-                  {}};
+    Check speed{"write bandwidth",
+                Health::ok,
+                fmt::format("{}/s", format_bytes(static_cast<int64_t>(rate))),
+                "",
+                {}};
     if (!good) {
       speed.health = Health::error;
       speed.found = fmt::format("{} cannot be written: {}", path, std::strerror(errno));
@@ -260,7 +260,7 @@ Speed measure(Communicator& communicator, int peer, bool first, std::vector<char
 
 }  // namespace
 
-std::vector<Finding> check_network(Communicator& communicator) {
+std::vector<Check> check_network(Communicator& communicator) {
   if (communicator.size() == 1) return {};
   const std::vector<Place> all = places(communicator);
   std::vector<int> ends;  // one rank of every node; of one node alone, its first two ranks
@@ -326,11 +326,11 @@ std::vector<Finding> check_network(Communicator& communicator) {
     std::sort(means.begin(), means.end());
     if (!means.empty()) typical = means[means.size() / 2];
   }
-  std::vector<Finding> findings;
+  std::vector<Check> findings;
   if (own < 0) return findings;
   if (!one_node && rank != ends[0]) {
     constexpr double kMuch = 1;
-    Finding f{"clock", Health::ok, fmt::format("{:+.4f} s against rank 0's", skew), "", {}};
+    Check f{"clock", Health::ok, fmt::format("{:+.4f} s against rank 0's", skew), "", {}};
     if (std::fabs(skew) > kMuch) {
       f.health = Health::warning;
       f.mend = "NTP on every node: logs, file times and munge go by the clock";
@@ -340,13 +340,12 @@ std::vector<Finding> check_network(Communicator& communicator) {
   for (const auto& [speed, peer] : measured) {
     if (peer < own) continue;
     const Place& other = all[static_cast<size_t>(ends[static_cast<size_t>(peer)])];
-    Finding f{
-        one_node ? "MPI in the node" : "network",
-        Health::ok,
-        fmt::format("{} – {}: {}/s, {:.0f} µs", all[static_cast<size_t>(rank)].host, other.host,
-                    format_bytes(static_cast<int64_t>(speed.bandwidth)), 1e6 * speed.latency),
-        "",
-        {}};
+    Check f{one_node ? "MPI in the node" : "network",
+            Health::ok,
+            fmt::format("{} – {}: {}/s, {:.0f} µs", all[static_cast<size_t>(rank)].host, other.host,
+                        format_bytes(static_cast<int64_t>(speed.bandwidth)), 1e6 * speed.latency),
+            "",
+            {}};
     if (speed.bandwidth < typical / 3) {
       f.health = Health::warning;
       f.found +=

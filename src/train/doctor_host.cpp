@@ -61,16 +61,16 @@ std::pair<cpu_set_t, cpu_set_t> own_and_all_cores() {
   return {own, all};
 }
 
-Finding cores(int ranks_on_node) {
+Check cores(int ranks_on_node) {
   const auto [own, all] = own_and_all_cores();
   const int bound = cores_of(own), node = cores_of(all);
   const int share = std::max(1, node / std::max(1, ranks_on_node));
-  Finding f{"cores",
-            Health::ok,
-            fmt::format("{} of {} cores for a rank, {} rank{} on the node", bound, node,
-                        ranks_on_node, ranks_on_node == 1 ? "" : "s"),
-            "",
-            {}};
+  Check f{"cores",
+          Health::ok,
+          fmt::format("{} of {} cores for a rank, {} rank{} on the node", bound, node,
+                      ranks_on_node, ranks_on_node == 1 ? "" : "s"),
+          "",
+          {}};
   if (bound < share) {
     f.health = Health::warning;
     f.found = fmt::format("bound to {} of {} cores, where its share is {}", bound, node, share);
@@ -79,16 +79,16 @@ Finding cores(int ranks_on_node) {
   return f;
 }
 
-Finding threads(const Needs& needs, int ranks_on_node) {
+Check threads(const Needs& needs, int ranks_on_node) {
   const int node = cores_of(own_and_all_cores().second);
   const int share = std::max(1, node / std::max(1, ranks_on_node));
   const int wanted = needs.threads > 0 ? needs.threads : share;
-  Finding f{"threads",
-            Health::ok,
-            fmt::format("{} compute thread{} a rank, {} hardware cores", wanted,
-                        wanted == 1 ? "" : "s", node),
-            "",
-            {}};
+  Check f{"threads",
+          Health::ok,
+          fmt::format("{} compute thread{} a rank, {} hardware cores", wanted,
+                      wanted == 1 ? "" : "s", node),
+          "",
+          {}};
   if (wanted * ranks_on_node > node) {
     f.health = Health::warning;
     f.found = fmt::format("{} ranks × {} threads on {} cores", ranks_on_node, wanted, node);
@@ -110,7 +110,7 @@ std::set<int> numbers_of(const std::string& list) {
   return result;
 }
 
-Finding numa(int ranks_on_node) {
+Check numa(int ranks_on_node) {
   const auto [own, all] = own_and_all_cores();
   int nodes = 0, touched = 0;
   for (const int node : numbers_of(first_line("/sys/devices/system/node/online"))) {
@@ -126,12 +126,11 @@ Finding numa(int ranks_on_node) {
         first_line(entry.path() / "class").rfind("0x03", 0) == 0)
       devices += fmt::format("; GPU {} on NUMA node {}", entry.path().filename().string(),
                              first_line(entry.path() / "numa_node"));
-  Finding f{
-      "NUMA",
-      Health::ok,
-      fmt::format("{} node{}, a rank on {}{}", nodes, nodes == 1 ? "" : "s", touched, devices),
-      "",
-      {}};
+  Check f{"NUMA",
+          Health::ok,
+          fmt::format("{} node{}, a rank on {}{}", nodes, nodes == 1 ? "" : "s", touched, devices),
+          "",
+          {}};
   if (nodes > 1 && touched > 1 && ranks_on_node >= nodes) {
     f.health = Health::warning;
     f.mend =
@@ -141,17 +140,17 @@ Finding numa(int ranks_on_node) {
   return f;
 }
 
-Finding memory_limit(const Needs& needs, int ranks_on_node) {
+Check memory_limit(const Needs& needs, int ranks_on_node) {
   const int64_t physical =
       static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
   const int64_t machine = machine_memory_bytes();
   const int64_t process = std::min(limit_of(RLIMIT_AS), limit_of(RLIMIT_DATA));
-  Finding f{"memory limit",
-            Health::ok,
-            fmt::format("{} for the node ({}), {} for a process", format_bytes(machine),
-                        machine < physical ? "a cgroup's" : "physical memory", shown(process)),
-            "",
-            {}};
+  Check f{"memory limit",
+          Health::ok,
+          fmt::format("{} for the node ({}), {} for a process", format_bytes(machine),
+                      machine < physical ? "a cgroup's" : "physical memory", shown(process)),
+          "",
+          {}};
   if (!needs.known) return f;
   const int64_t rank = needs.node_bytes(), node = rank * ranks_on_node;
   if (rank > process) {
@@ -173,9 +172,9 @@ Finding memory_limit(const Needs& needs, int ranks_on_node) {
   return f;
 }
 
-Finding free_memory(const Needs& needs, int ranks_on_node) {
+Check free_memory(const Needs& needs, int ranks_on_node) {
   const int64_t available = std::min(meminfo("MemAvailable"), machine_memory_bytes());
-  Finding f{"free memory", Health::ok, format_bytes(available) + " available", "", {}};
+  Check f{"free memory", Health::ok, format_bytes(available) + " available", "", {}};
   if (!needs.known) return f;
   const int64_t node = needs.node_bytes() * ranks_on_node;
   if (node > available) {
@@ -186,7 +185,7 @@ Finding free_memory(const Needs& needs, int ranks_on_node) {
   return f;
 }
 
-Finding locked_memory(const Needs& needs) {
+Check locked_memory(const Needs& needs) {
   const int64_t limit = limit_of(RLIMIT_MEMLOCK);
   bool capable = false;
   std::ifstream status("/proc/self/status");
@@ -195,11 +194,11 @@ Finding locked_memory(const Needs& needs) {
       constexpr uint64_t kIpcLock = uint64_t{1} << 14;
       capable = (std::strtoull(line.c_str() + 7, nullptr, 16) & kIpcLock) != 0;
     }
-  Finding f{"locked memory",
-            Health::ok,
-            fmt::format("ulimit -l {}{}", shown(limit), capable ? ", and CAP_IPC_LOCK" : ""),
-            "",
-            {}};
+  Check f{"locked memory",
+          Health::ok,
+          fmt::format("ulimit -l {}{}", shown(limit), capable ? ", and CAP_IPC_LOCK" : ""),
+          "",
+          {}};
   if (!needs.cuda) {
     f.found += "; only CUDA runs need it";
     return f;
@@ -214,14 +213,14 @@ Finding locked_memory(const Needs& needs) {
   return f;
 }
 
-Finding open_files(int ranks) {
+Check open_files(int ranks) {
   constexpr int64_t kFiles = 256, kPerRank = 4;  // data, libraries; connections to a peer
   const int64_t limit = limit_of(RLIMIT_NOFILE), wanted = kFiles + kPerRank * ranks;
-  Finding f{"open files",
-            Health::ok,
-            fmt::format("ulimit -n {}", limit == kUnlimited ? "unlimited" : std::to_string(limit)),
-            "",
-            {}};
+  Check f{"open files",
+          Health::ok,
+          fmt::format("ulimit -n {}", limit == kUnlimited ? "unlimited" : std::to_string(limit)),
+          "",
+          {}};
   if (limit >= wanted) return f;
   f.health = Health::error;
   f.found += fmt::format(", {} ranks need about {}", ranks, wanted);
@@ -229,7 +228,7 @@ Finding open_files(int ranks) {
   return f;
 }
 
-Finding shared_memory(int ranks_on_node) {
+Check shared_memory(int ranks_on_node) {
   struct statvfs s {};
   if (statvfs("/dev/shm", &s) != 0)
     return {"/dev/shm",
@@ -238,7 +237,7 @@ Finding shared_memory(int ranks_on_node) {
             "mount a tmpfs at /dev/shm",
             {}};
   const int64_t free = static_cast<int64_t>(s.f_bavail) * static_cast<int64_t>(s.f_frsize);
-  Finding f{"/dev/shm", Health::ok, format_bytes(free) + " free", "", {}};
+  Check f{"/dev/shm", Health::ok, format_bytes(free) + " free", "", {}};
   constexpr int64_t kPerRank = 16 * kMiB;  // Open MPI's segments
   if (ranks_on_node > 1 && free < kPerRank * ranks_on_node) {
     f.health = Health::error;
@@ -249,7 +248,7 @@ Finding shared_memory(int ranks_on_node) {
   return f;
 }
 
-Finding huge_pages() {
+Check huge_pages() {
   const std::string setting = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
   const size_t open = setting.find('['), close = setting.find(']');
   const std::string chosen =
@@ -268,7 +267,7 @@ int64_t Needs::node_bytes() const {
   return (cuda ? 0 : device_bytes) + host_bytes + kProcessReserveBytes;
 }
 
-std::vector<Finding> check_host(const Needs& needs, const Communicator& communicator) {
+std::vector<Check> check_host(const Needs& needs, const Communicator& communicator) {
   const int here = communicator.ranks_on_node();
   return {cores(here),
           threads(needs, here),
@@ -281,14 +280,14 @@ std::vector<Finding> check_host(const Needs& needs, const Communicator& communic
           huge_pages()};
 }
 
-Finding check_launch(const Launcher& launcher, const Communicator& communicator) {
-  Finding f{"launch",
-            Health::ok,
-            fmt::format("{}, {}: {} rank{} on {} node{}", mpi_library(), launcher.name,
-                        communicator.size(), communicator.size() == 1 ? "" : "s",
-                        communicator.node_count(), communicator.node_count() == 1 ? "" : "s"),
-            "",
-            {}};
+Check check_launch(const Launcher& launcher, const Communicator& communicator) {
+  Check f{"launch",
+          Health::ok,
+          fmt::format("{}, {}: {} rank{} on {} node{}", mpi_library(), launcher.name,
+                      communicator.size(), communicator.size() == 1 ? "" : "s",
+                      communicator.node_count(), communicator.node_count() == 1 ? "" : "s"),
+          "",
+          {}};
   if (!launcher.problem.empty()) {
     f.health = Health::error;
     f.found = launcher.problem;
@@ -302,16 +301,16 @@ Finding check_launch(const Launcher& launcher, const Communicator& communicator)
   return f;
 }
 
-std::vector<Finding> check_cuda(const Needs& needs) {
+std::vector<Check> check_cuda(const Needs& needs) {
   std::error_code error;
   const bool there = std::filesystem::exists("/proc/driver/nvidia/version", error);
   if (!there)
-    return needs.cuda ? std::vector<Finding>{{"CUDA",
-                                              Health::error,
-                                              "no NVIDIA driver is loaded",
-                                              "install the driver, or hardware.backend=cpu",
-                                              {}}}
-                      : std::vector<Finding>{};
+    return needs.cuda ? std::vector<Check>{{"CUDA",
+                                            Health::error,
+                                            "no NVIDIA driver is loaded",
+                                            "install the driver, or hardware.backend=cpu",
+                                            {}}}
+                      : std::vector<Check>{};
   // Asked by name, so that this works in a build without CUDA.
   const auto version = [](const char* library, const char* function) {
     int number = 0;
@@ -329,13 +328,13 @@ std::vector<Finding> check_cuda(const Needs& needs) {
   const auto dotted = [](int v, int base) {
     return v == 0 ? std::string("none") : fmt::format("{}.{}", v / base, v % base / (base / 100));
   };
-  std::vector<Finding> all;
-  Finding f{"CUDA",
-            Health::ok,
-            fmt::format("driver for CUDA {}, toolkit {}, NCCL {}", dotted(driver, 1000),
-                        dotted(toolkit, 1000), dotted(nccl, 10000)),
-            "",
-            {}};
+  std::vector<Check> all;
+  Check f{"CUDA",
+          Health::ok,
+          fmt::format("driver for CUDA {}, toolkit {}, NCCL {}", dotted(driver, 1000),
+                      dotted(toolkit, 1000), dotted(nccl, 10000)),
+          "",
+          {}};
   if (driver == 0 || (toolkit > 0 && toolkit / 1000 > driver / 1000)) {
     f.health = Health::error;
     f.mend = "the driver must be at least as new as the toolkit";
@@ -347,13 +346,13 @@ std::vector<Finding> check_cuda(const Needs& needs) {
       continue;
     const std::string width = first_line(entry.path() / "current_link_width"),
                       most = first_line(entry.path() / "max_link_width");
-    Finding link{"device link",
-                 Health::ok,
-                 fmt::format("{}: {} × {} lanes (most: {} × {})", entry.path().filename().string(),
-                             first_line(entry.path() / "current_link_speed"), width,
-                             first_line(entry.path() / "max_link_speed"), most),
-                 "",
-                 {}};
+    Check link{"device link",
+               Health::ok,
+               fmt::format("{}: {} × {} lanes (most: {} × {})", entry.path().filename().string(),
+                           first_line(entry.path() / "current_link_speed"), width,
+                           first_line(entry.path() / "max_link_speed"), most),
+               "",
+               {}};
     // The speed falls while a device idles; lanes do not.
     if (!width.empty() && std::atoi(width.c_str()) < std::atoi(most.c_str())) {
       link.health = Health::warning;

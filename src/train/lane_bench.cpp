@@ -131,7 +131,7 @@ Ticket LaneBench::launch(const Instr& instr, int64_t shift) {
   return device_.launch(Lane::compute, instr.op, args, &instr);
 }
 
-std::vector<Interval> LaneBench::timed(const std::function<void()>& issue) {
+std::vector<TimedRun> LaneBench::timed(const std::function<void()>& issue) {
   intervals_.clear();
   device_.record_times(
       [](void* context, Lane, const Instr* instr, const LaneTimes& times) {
@@ -149,10 +149,10 @@ std::vector<Interval> LaneBench::timed(const std::function<void()>& issue) {
 namespace {
 
 // From the first begin to the last end of any of `of`.
-std::pair<double, double> span_of(const std::vector<Interval>& all,
+std::pair<double, double> span_of(const std::vector<TimedRun>& all,
                                   const std::vector<const Instr*>& of) {
   double begin = HUGE_VAL, end = 0;
-  for (const Interval& i : all)
+  for (const TimedRun& i : all)
     if (std::find(of.begin(), of.end(), i.instr) != of.end()) {
       begin = std::min(begin, i.begin);
       end = std::max(end, i.end);
@@ -162,18 +162,18 @@ std::pair<double, double> span_of(const std::vector<Interval>& all,
 
 }  // namespace
 
-double work_rate(const std::vector<Interval>& all, const Instr& instr, double work) {
+double work_rate(const std::vector<TimedRun>& all, const Instr& instr, double work) {
   const auto [begin, end] = span_of(all, {&instr});
   const auto count =
-      std::count_if(all.begin(), all.end(), [&](const Interval& i) { return i.instr == &instr; });
+      std::count_if(all.begin(), all.end(), [&](const TimedRun& i) { return i.instr == &instr; });
   return end > begin ? static_cast<double>(count) * work / (end - begin) : 0;
 }
 
-double op_rate_during(const std::vector<Interval>& all, double work,
+double op_rate_during(const std::vector<TimedRun>& all, double work,
                       const std::vector<const Instr*>& during) {
   const auto [begin, end] = span_of(all, during);
   double done = 0;
-  for (const Interval& i : all)
+  for (const TimedRun& i : all)
     if (i.instr->kind == InstrKind::op && i.end > i.begin)
       done += std::max(0.0, std::min(end, i.end) - std::max(begin, i.begin)) / (i.end - i.begin);
   return end > begin ? done * work / (end - begin) : 0;

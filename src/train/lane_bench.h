@@ -39,7 +39,7 @@ class LaneProgram {
   std::vector<BufferId> shifted;  // buffers whose operands LaneBench::issue may shift
 };
 
-struct Interval {
+struct TimedRun {
   const Instr* instr;
   double begin, end;  // seconds; zero is the device's choice
 };
@@ -57,7 +57,7 @@ class LaneBench {
   // than the program says: the caller keeps that within their buffers.
   Ticket issue(int which, int64_t shift = 0);
   // What `issue` gives to the lanes until it returns, timed on the device.
-  std::vector<Interval> timed(const std::function<void()>& issue);
+  std::vector<TimedRun> timed(const std::function<void()>& issue);
 
   Device& device() { return device_; }
   const Instr& instr(int which) const { return program_.instr(which); }
@@ -71,13 +71,13 @@ class LaneBench {
   char* base_[kTierCount];
   std::vector<std::vector<ExchangeArgs::Part>> parts_;  // by instruction; read when it runs
   std::mutex mutex_;
-  std::vector<Interval> intervals_;
+  std::vector<TimedRun> intervals_;
 };
 
 // Work of `instr` a second, from its first begin to its last end; `work` each time.
-double work_rate(const std::vector<Interval>& all, const Instr& instr, double work);
+double work_rate(const std::vector<TimedRun>& all, const Instr& instr, double work);
 // `work` of every op a second while any of `during` ran, begun and ended ones by their part.
-double op_rate_during(const std::vector<Interval>& all, double work,
+double op_rate_during(const std::vector<TimedRun>& all, double work,
                       const std::vector<const Instr*>& during);
 
 }  // namespace spillway

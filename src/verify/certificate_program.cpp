@@ -10,9 +10,9 @@ using verify_detail::Choice;
 using verify_detail::kPools;
 using verify_detail::kPositions;
 using verify_detail::Moved;
-using verify_detail::Pool;
-using verify_detail::Position;
 using verify_detail::StepWork;
+using verify_detail::StreamPool;
+using verify_detail::UpdateTime;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kPoolNames[] = {"activations", "parameters", "gradients", "state"};
@@ -46,7 +46,7 @@ class Deriving {
     columns_of_choices();
     place_rows();
     compute_rows();
-    for (int pool = 0; pool < kPools; ++pool) pool_rows(static_cast<Pool>(pool));
+    for (int pool = 0; pool < kPools; ++pool) pool_rows(static_cast<StreamPool>(pool));
     communication_rows();
     lane_rows();
     memory_rows(budgets);
@@ -77,7 +77,9 @@ class Deriving {
 
   // ---- choices --------------------------------------------------------------------------------
 
-  static int positions(const Choice& c) { return c.pool == Pool::activations ? 1 : kPositions; }
+  static int positions(const Choice& c) {
+    return c.pool == StreamPool::activations ? 1 : kPositions;
+  }
 
   void columns_of_choices() {
     for (const Choice& c : work_.choices) {
@@ -86,7 +88,7 @@ class Deriving {
         columns.device[p] = column(1);
         if (c.streams) columns.host[p] = column(1);
       }
-      if (c.pool == Pool::activations && c.recomputes) columns.recompute = column(1);
+      if (c.pool == StreamPool::activations && c.recomputes) columns.recompute = column(1);
       columns_.push_back(columns);
     }
     for (int32_t b = 0; b < work_.buckets; ++b) rotated_.push_back(column(1));
@@ -107,7 +109,7 @@ class Deriving {
       const Choice& c = work_.choices[i];
       const Columns& of = columns_[i];
       const auto placed = [&](int p) { return Sum().add(of.device[p], 1).add(of.host[p], 1); };
-      if (c.pool == Pool::activations) {
+      if (c.pool == StreamPool::activations) {
         row("place " + c.label(), 1, 1, placed(0).add(of.recompute, 1));
       } else {
         row("place " + c.label() + " end", 1, 1, placed(0).add(rotated_[c.bucket], 1));
@@ -146,11 +148,11 @@ class Deriving {
         if (k >= 0) time[k].add(repeated[n], -repeat.seconds);
     }
     for (int32_t b = 0; b < work_.buckets; ++b) {
-      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(Position::end)][b]) {
+      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(UpdateTime::end)][b]) {
         least[k] += seconds;
         time[k].add(rotated_[b], seconds);
       }
-      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(Position::rotated)][b])
+      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(UpdateTime::rotated)][b])
         time[k].add(rotated_[b], -seconds);
     }
     for (int32_t k = 0; k < spans_; ++k) at_least("compute " + name(k), least[k], time[k]);
@@ -191,7 +193,7 @@ class Deriving {
     return level;
   }
 
-  void slot_rows(Pool pool) {
+  void slot_rows(StreamPool pool) {
     for (size_t i = 0; i < work_.choices.size(); ++i) {
       const Choice& c = work_.choices[i];
       if (c.pool != pool || !c.streams) continue;
@@ -207,9 +209,9 @@ class Deriving {
     }
   }
 
-  void pool_rows(Pool pool) {
+  void pool_rows(StreamPool pool) {
     const std::string pool_name = kPoolNames[static_cast<int>(pool)];
-    const bool activations = pool == Pool::activations;
+    const bool activations = pool == StreamPool::activations;
     std::vector<Sum> needed(static_cast<size_t>(spans_)), made(static_cast<size_t>(spans_));
     // Bytes that the links could have moved, start-up time of copies included, and the most of them
     // that stand for one real byte.

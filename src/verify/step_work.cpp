@@ -24,10 +24,10 @@ class Reading {
     iterations_ = train.spec.micro_batches / group;
     name_spans();
     gather_choices(train);
-    follow(train, Position::end);
+    follow(train, UpdateTime::end);
     ScheduleChoice rotated = at_end_;
     rotated.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
-    follow(input.train->get(rotated), Position::rotated);
+    follow(input.train->get(rotated), UpdateTime::rotated);
     gather_repeats(train);
     std::tie(work_.least_device, work_.least_host) = least_bytes(input, group);
   }
@@ -78,10 +78,10 @@ class Reading {
 
   // ---- what is chosen -------------------------------------------------------------------------
 
-  static Pool pool_of(const Tensor& t) {
-    if (t.role == Role::activation) return Pool::activations;
-    if (t.place == "parameters") return Pool::parameters;
-    return t.place == "gradients" ? Pool::gradients : Pool::state;
+  static StreamPool pool_of(const Tensor& t) {
+    if (t.role == Role::activation) return StreamPool::activations;
+    if (t.place == "parameters") return StreamPool::parameters;
+    return t.place == "gradients" ? StreamPool::gradients : StreamPool::state;
   }
 
   void gather_choices(const Schedule& train) {
@@ -89,7 +89,7 @@ class Reading {
     const Graph& g = train.graph;
     struct OneLayer {
       double bytes = 0;
-      Pool pool = Pool::activations;
+      StreamPool pool = StreamPool::activations;
       bool recomputes = true;
     };
     std::map<PlaceKey, OneLayer> units;
@@ -98,7 +98,7 @@ class Reading {
       if (!storage.chosen(static_cast<TensorId>(t))) continue;
       OneLayer& unit = units[{tensor.place, tensor.layer}];
       unit.pool = pool_of(tensor);
-      const bool activation = unit.pool == Pool::activations;
+      const bool activation = unit.pool == StreamPool::activations;
       unit.bytes += static_cast<double>(tensor.bytes()) * (activation ? train.choice.group : 1);
       unit.recomputes = unit.recomputes && activation && !tensor.anchor;
     }
@@ -162,7 +162,7 @@ class Reading {
     return between > 0 ? static_cast<double>(between) / (iterations_ - 2) : 0;
   }
 
-  void follow(const Schedule& schedule, Position position) {
+  void follow(const Schedule& schedule, UpdateTime position) {
     const Storage storage(schedule);
     const auto stays = stays_of(schedule, storage);
     int32_t iteration = 0;
@@ -180,7 +180,7 @@ class Reading {
   }
 
   void follow_stage(const Schedule& schedule, const Stage& stage, const std::vector<Stay>& stays,
-                    Position position, int v, double part, bool updates) {
+                    UpdateTime position, int v, double part, bool updates) {
     const Graph& g = schedule.graph;
     std::vector<int32_t> at;  // the span of each visit
     int32_t now = updates ? work_.updates : work_.begins[v];
@@ -193,7 +193,7 @@ class Reading {
       at.push_back(now);
       if (node.kind == NodeKind::op && node.pass == Pass::update && node.unit != kNone) {
         work_.update[static_cast<size_t>(position)][b][now] += part * seconds(node, g);
-      } else if (position == Position::rotated) {
+      } else if (position == UpdateTime::rotated) {
         continue;  // the rest is the same
       } else if (node.kind == NodeKind::op) {
         work_.spans[now].seconds += part * seconds(node, g);
@@ -209,9 +209,10 @@ class Reading {
   }
 
   void count_copies(const Graph& g, const Stay& stay, const std::vector<int32_t>& at,
-                    Position position, double part) {
+                    UpdateTime position, double part) {
     Choice* c = choice(g.tensors[stay.parts.begin()->first]);
-    if (c == nullptr || (c->pool == Pool::activations && position == Position::rotated)) return;
+    if (c == nullptr || (c->pool == StreamPool::activations && position == UpdateTime::rotated))
+      return;
     Streamed& streamed = c->streamed[static_cast<size_t>(position)];
     for (const auto& [tensor, p] : stay.parts) {
       const double size = part * static_cast<double>(size_of(g.tensors[tensor].dtype));
@@ -228,7 +229,7 @@ class Reading {
     }
     double& slot = streamed.slots[stay.ring];
     slot = std::max(slot, static_cast<double>(stay.slot_bytes));
-    const std::pair<std::string, Pool> ring = {stay.ring, c->pool};
+    const std::pair<std::string, StreamPool> ring = {stay.ring, c->pool};
     if (std::find(work_.rings.begin(), work_.rings.end(), ring) == work_.rings.end())
       work_.rings.push_back(ring);
   }

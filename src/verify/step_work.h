@@ -16,9 +16,9 @@
 
 namespace spillway::verify_detail {
 
-enum class Pool : uint8_t { activations, parameters, gradients, state };
+enum class StreamPool : uint8_t { activations, parameters, gradients, state };
 constexpr int kPools = 4;
-enum class Position : uint8_t { end, rotated };
+enum class UpdateTime : uint8_t { end, rotated };
 constexpr int kPositions = 2;
 
 struct Span {
@@ -42,7 +42,7 @@ struct Streamed {
 struct Choice {
   std::string name;
   int32_t bucket = 0;
-  Pool pool = Pool::activations;
+  StreamPool pool = StreamPool::activations;
   int32_t layers = 0;
   double bytes = 0;
   bool streams = false, recomputes = false;
@@ -70,7 +70,7 @@ struct StepWork {
   // Seconds of each bucket's update, by span.
   std::array<std::vector<std::map<int32_t, double>>, kPositions> update;
   std::vector<double> gathers, sums;  // seconds of communication by span
-  std::vector<std::pair<std::string, Pool>> rings;
+  std::vector<std::pair<std::string, StreamPool>> rings;
   double least_device = 0, least_host = 0;  // bytes beside everything that is chosen
 };
 

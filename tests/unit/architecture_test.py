@@ -94,6 +94,20 @@ class Architecture(unittest.TestCase):
             for _, header in includes(path):
                 self.assertIsNone(CUDA_HEADER.match(header.split("/")[-1]), f"{name}: {header}")
 
+    def test_a_type_has_one_definition(self):
+        """All of src is one namespace: two types of one name outside anonymous namespaces share
+        their inline functions, and the linker keeps either's."""
+        seen = {}
+        for path in sources("src"):
+            text = re.sub(r"^namespace \{$.*?^\}  // namespace$", "", path.read_text(),
+                          flags=re.M | re.S)
+            for name in re.findall(r"^(?:struct|class|enum class|enum) (\w+)\b(?!::)[^;{\n]*\{", text, re.M):
+                other = seen.setdefault(name, path)
+                self.assertEqual(other, path,
+                                 f"{name} is defined in {other.relative_to(ROOT)} and "
+                                 f"{path.relative_to(ROOT)}")
+        self.assertGreater(len(seen), 100)
+
     def test_no_file_holds_two_ideas(self):
         for path in sources("src", "kernels", "tests"):
             lines = len(path.read_text().splitlines())
