@@ -1,0 +1,58 @@
+#include <nlohmann/json.hpp>
+
+#include "train/plan_output.h"
+
+namespace spillway {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json or_null(double value) { return value > 0 ? Json(value) : Json(nullptr); }
+
+Json counts_json(const std::map<std::string, NameCounts>& counts) {
+  Json j = Json::object();
+  for (const auto& [name, n] : counts)
+    j[name] = {{"resident", n.resident},
+               {"streamed", n.streamed},
+               {"recomputed", n.recomputed},
+               {"sharded", n.sharded}};
+  return j;
+}
+
+}  // namespace
+
+Json plan_json(const PlanAnswer& answer, const Workload& w) {
+  const PlanReport& r = answer.report;
+  const bool possible = r.no_offload_device_bytes > 0;
+  Json j;
+  j["fits"] = r.fits;
+  j["profile"] = w.input.profile.name;
+  j["ranks"] = w.topology.ranks;
+  j["tokens_per_step"] = w.tokens_per_step;
+  j["device_peak_bytes"] = r.plan.device.peak;
+  j["host_peak_bytes"] = r.plan.host.peak;
+  j["device_minimum_bytes"] = r.device_minimum_bytes;
+  j["host_of_minimum_bytes"] = r.host_of_minimum_bytes;
+  j["all_resident_device_bytes"] = r.all_resident_device_bytes;
+  j["step_seconds"] = r.plan.step_seconds;
+  j["all_resident_step_seconds"] = r.all_resident_step_seconds;
+  j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds;
+  j["no_offload_device_bytes"] = possible ? Json(r.no_offload_device_bytes) : Json(nullptr);
+  j["no_offload_step_seconds"] = possible ? Json(r.no_offload_step_seconds) : Json(nullptr);
+  j["bound_seconds"] = or_null(r.bound_seconds);
+  j["gap"] = r.bound_seconds > 0 ? Json(r.plan.step_seconds / r.bound_seconds - 1) : Json(nullptr);
+  j["mfu"] = r.plan.mfu;
+  j["group"] = r.plan.schedule.group;
+  j["rotated_layers"] = rotated_layers(r.plan.schedule);
+  j["layers_of_zero_stage"] = layers_of_stage(r.plan, w);
+  j["device_budget_bytes"] = w.input.budgets.device;
+  j["host_budget_bytes"] = w.input.budgets.host;
+  j["device_bytes_by_class"] = r.plan.device.by_class;
+  j["host_bytes_by_class"] = r.plan.host.by_class;
+  j["layers_by_name"] = counts_json(counts_by_name(r.plan, w.train.get(r.plan.schedule)));
+  j["process_reserve_bytes"] = kProcessReserveBytes;
+  j["machine_memory_bytes"] = machine_memory_bytes();
+  return j;
+}
+
+}  // namespace spillway

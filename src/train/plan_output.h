@@ -1,0 +1,35 @@
+// What `train plan` says of a plan, for people and as JSON (README, "Reading a plan").
+#pragma once
+
+#include <array>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "plan/plan.h"
+#include "train/workload.h"
+
+namespace spillway {
+
+// Everything that was asked for.
+struct PlanAnswer {
+  PlanReport report;
+};
+
+// Layers of each tensor name by what becomes of them.
+struct NameCounts {
+  int resident = 0, streamed = 0, recomputed = 0;
+  int sharded = 0;  // of the first two: this rank has only its share
+};
+std::map<std::string, NameCounts> counts_by_name(const Plan& plan, const Schedule& train);
+
+// Lines for people, each with its end.
+std::string plan_text(const PlanAnswer& answer, const Workload& workload);
+// Keys: README, "Reading a plan".
+nlohmann::ordered_json plan_json(const PlanAnswer& answer, const Workload& workload);
+
+// Shared by both.
+int rotated_layers(const ScheduleChoice& schedule);
+std::array<int, 4> layers_of_stage(const Plan& plan, const Workload& workload);  // by ZeRO stage
+
+}  // namespace spillway

@@ -1,0 +1,66 @@
+"""What `train plan` prints for people is what the plan is, and the same as its JSON says."""
+import json
+import re
+import unittest
+
+from e2e.common import Folder, config, run, write_config
+
+STATE = {"moments": 1, "master": 1, "gradients": 2, "parameters": 3}  # the ZeRO stage that shards it
+
+
+def plan(folder, value, *arguments, expect=0):
+    done = run("plan", "--config", write_config(folder, value), *arguments)
+    if done.returncode != expect:
+        raise AssertionError(f"exit code {done.returncode}, expected {expect}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def plan_json(folder, value, *arguments, expect=0):
+    return json.loads(plan(folder, value, "--json", *arguments, expect=expect).stdout)
+
+
+def small(device, **changes):
+    """A model that does not fit at once; the link is slow enough to be worth something."""
+    return config(memory={"device": device}, hardware={"link": "0.5GB/s"},
+                  train={"precision": "bf16", "batch": 16, "micro_batch": 2, **changes.pop("train", {})},
+                  **changes)
+
+
+class Text(unittest.TestCase):
+    def test_says_what_json_says(self):
+        with Folder() as folder:
+            value = small("1.5MiB")
+            text, j = plan(folder, value, "--ranks", "2").stdout, plan_json(folder, value, "--ranks", "2")
+            self.assertTrue(text.startswith("fits on cpu: 2 ranks, 512 tokens a step\n"), text)
+            for name, n in j["layers_by_name"].items():
+                found = re.search(rf"^  {name} +(\d+) +(\d+) +(\d+) +(\d+)$", text, re.M)
+                self.assertEqual([int(v) for v in found.groups()],
+                                 [n[k] for k in ("resident", "streamed", "recomputed", "sharded")], name)
+            for name in set(j["device_bytes_by_class"]) | set(j["host_bytes_by_class"]):
+                self.assertRegex(text, rf"(?m)^  {name} ", name)
+            self.assertEqual(sum(j["device_bytes_by_class"].values()), j["device_peak_bytes"])
+            self.assertIn(f"{1e3 * j['step_seconds']:.2f} ms", text)
+            self.assertIn(f"{1e3 * j['bound_seconds']:.2f} ms", text)
+            self.assertIn(f"{1e3 * j['exposed_transfer_seconds']:.2f} ms", text)
+            self.assertIn(f"at most {100 * j['gap']:.2f} % are left", text)
+            self.assertAlmostEqual(j["gap"], j["step_seconds"] / j["bound_seconds"] - 1)
+            self.assertIn(f"MFU {100 * j['mfu']:.1f} %", text)
+
+    def test_sharded_by_stage(self):
+        """Every layer has parameters, gradients and moments; what of them is sharded follows from the
+        stage, and nothing is on one rank."""
+        with Folder() as folder:
+            for stage in range(4):
+                value = small("auto", parallel={"zero": stage, "reduce_every": 1})
+                for ranks in (1, 2):
+                    counts = plan_json(folder, value, "--ranks", ranks)["layers_by_name"]
+                    for name, n in counts.items():
+                        layers = n["resident"] + n["streamed"] + n["recomputed"]
+                        if name in ("parameters", "gradients", "moments"):
+                            self.assertEqual(layers, 3 + 2)
+                        sharded = ranks > 1 and stage >= STATE.get(name, 4)
+                        self.assertEqual(n["sharded"], layers if sharded else 0, (stage, ranks, name))
+
+
+if __name__ == "__main__":
+    unittest.main()
