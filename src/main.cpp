@@ -99,6 +99,10 @@ int run(int argc, char** argv) {
       plan->add_option("--plan", c.plan.plan_file, "Report this plan instead of making one");
   plan->add_option("--verify", c.plan.verify_file, "Check the certificate of this plan")
       ->excludes(reported);
+  plan->add_flag("--marginals", c.plan.marginals,
+                 "Say what a little more memory or bandwidth would save, and plan again with it")
+      ->excludes(reported);
+  plan->add_flag("--pareto", c.plan.pareto, "The fastest plan at each size of device memory");
 
   auto* sample = app.add_subcommand("sample", "Continue a prompt with a checkpoint's model");
   sample->add_option("--checkpoint", c.sample.checkpoint, "A checkpoint's folder")->required();

@@ -14,6 +14,8 @@
 namespace spillway {
 namespace {
 
+constexpr int kParetoSizes = 12;
+
 Topology topology_of(const Config& config, int ranks) {
   Topology t;
   t.ranks = ranks;
@@ -75,6 +77,10 @@ ExitCode plan_command(const Config& config, const PlanOptions& options) {
     report.fits = report.plan.device.peak <= workload.input.budgets.device &&
                   report.plan.host.peak <= workload.input.budgets.host;
   }
+  const bool several_nodes = workload.topology.ranks_on_node < workload.topology.ranks;
+  if (options.marginals && report.fits)
+    answer.marginals = marginal_values(workload.input, report, several_nodes);
+  if (options.pareto) answer.pareto = pareto_table(workload.input, report, kParetoSizes);
   if (options.json)
     fmt::print("{}\n", plan_json(answer, workload).dump(2));
   else

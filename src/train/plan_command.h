@@ -11,6 +11,8 @@ namespace spillway {
 struct PlanOptions {
   int ranks = 1;
   bool json = false;        // JSON alone on standard output, also when it does not fit
+  bool marginals = false;   // what a little more memory or bandwidth is worth
+  bool pareto = false;      // the fastest plan at each size of device memory
   std::string out;          // write the plan here
   std::string plan_file;    // report this plan instead of making one
   std::string verify_file;  // check what this plan claims of its quality, and nothing else

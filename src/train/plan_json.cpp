@@ -19,6 +19,46 @@ Json counts_json(const std::map<std::string, NameCounts>& counts) {
   return j;
 }
 
+constexpr const char* kResources[] = {"device_memory", "host_memory", "link", "peers", "network"};
+
+Json marginals_json(const std::vector<Marginal>& marginals) {
+  Json j = Json::array();
+  for (const Marginal& m : marginals) {
+    const bool memory =
+        m.resource == Resource::device_memory || m.resource == Resource::host_memory;
+    j.push_back({{"resource", kResources[static_cast<int>(m.resource)]},
+                 {memory ? "bytes" : "bytes_per_second", m.amount},
+                 {"dual_seconds", m.dual_seconds},
+                 {"replanned_seconds", m.replanned_seconds},
+                 {"step_seconds", m.step_seconds},
+                 {"bound_seconds", or_null(m.bound_seconds)}});
+  }
+  return j;
+}
+
+Json point_json(const PlanPoint& p) {
+  return {
+      {"device_bytes", p.device_bytes}, {"host_bytes", p.host_bytes},
+      {"step_seconds", p.step_seconds}, {"exposed_transfer_seconds", p.exposed_transfer_seconds},
+      {"streamed", p.streamed},         {"recomputed", p.recomputed}};
+}
+
+Json pareto_json(const ParetoTable& table) {
+  Json rows = Json::array();
+  for (const ParetoRow& r : table.rows) {
+    Json row = {{"device_budget_bytes", r.device_budget}, {"fits", r.fits}};
+    row["bound_seconds"] = or_null(r.bound_seconds);
+    if (r.fits) {
+      row.update(point_json(r.plan));
+      row["gap"] = r.bound_seconds > 0 ? Json(r.plan.step_seconds / r.bound_seconds - 1) : nullptr;
+    }
+    rows.push_back(std::move(row));
+  }
+  return {{"rows", rows},
+          {"all_resident", point_json(table.all_resident)},
+          {"full_recompute", point_json(table.full_recompute)}};
+}
+
 }  // namespace
 
 Json plan_json(const PlanAnswer& answer, const Workload& w) {
@@ -52,6 +92,8 @@ Json plan_json(const PlanAnswer& answer, const Workload& w) {
   j["layers_by_name"] = counts_json(counts_by_name(r.plan, w.train.get(r.plan.schedule)));
   j["process_reserve_bytes"] = kProcessReserveBytes;
   j["machine_memory_bytes"] = machine_memory_bytes();
+  if (answer.marginals) j["marginals"] = marginals_json(*answer.marginals);
+  if (answer.pareto) j["pareto"] = pareto_json(*answer.pareto);
   return j;
 }
 

@@ -4,8 +4,12 @@
 #include <array>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "plan/marginals.h"
+#include "plan/pareto.h"
 #include "plan/plan.h"
 #include "train/workload.h"
 
@@ -14,6 +18,8 @@ namespace spillway {
 // Everything that was asked for.
 struct PlanAnswer {
   PlanReport report;
+  std::optional<std::vector<Marginal>> marginals;
+  std::optional<ParetoTable> pareto;
 };
 
 // Layers of each tensor name by what becomes of them.

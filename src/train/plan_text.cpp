@@ -10,7 +10,7 @@ namespace {
 class PlanText {
  public:
   PlanText(const PlanAnswer& answer, const Workload& workload)
-      : report_(answer.report), plan_(report_.plan), workload_(workload) {}
+      : answer_(answer), report_(answer.report), plan_(report_.plan), workload_(workload) {}
 
   std::string run() {
     verdict();
@@ -19,6 +19,8 @@ class PlanText {
     order();
     limits();
     time();
+    marginals();
+    pareto();
     return std::move(text_);
   }
 
@@ -103,6 +105,64 @@ class PlanText {
            1e3 * report_.bound_seconds, 100 * (step / report_.bound_seconds - 1));
   }
 
+  void marginals() {
+    if (!answer_.marginals) return;
+    line("  more of                               by the multipliers     planned again");
+    const auto saves = [](double seconds) {
+      constexpr double kNothing = 5e-7;  // as printed
+      return fmt::format("{:.3f} ms", seconds >= kNothing ? -1e3 * seconds : 0.0);
+    };
+    for (const Marginal& m : *answer_.marginals)
+      line("  {:<36} {:>19} {:>17}", amount_text(m), saves(m.dual_seconds),
+           saves(m.replanned_seconds));
+  }
+
+  static std::string amount_text(const Marginal& m) {
+    constexpr double kGB = 1e9;
+    const std::string rate = m.amount >= kGB ? fmt::format("{:g} GB/s", m.amount / kGB)
+                                             : fmt::format("{:g} MB/s", m.amount / 1e6);
+    switch (m.resource) {
+      case Resource::device_memory:
+        return format_bytes(static_cast<int64_t>(m.amount)) + " device memory";
+      case Resource::host_memory:
+        return format_bytes(static_cast<int64_t>(m.amount)) + " host memory";
+      case Resource::link:
+        return rate + " host link each way";
+      case Resource::peers:
+        return rate + " to devices of the node";
+      case Resource::network:
+        return rate + " network";
+    }
+    return {};
+  }
+
+  void pareto() {
+    if (!answer_.pareto) return;
+    line("  {:<26} {:>12} {:>12} {:>8} {:>12} {:>9} {:>10}", "fastest plan with", "step", "bound",
+         "gap", "host", "streamed", "recomputed");
+    const auto milliseconds = [](double seconds) {
+      return fmt::format("{:.2f} ms", 1e3 * seconds);
+    };
+    const auto plan = [&](const std::string& name, const PlanPoint& p, double bound) {
+      line("  {:<26} {:>12} {:>12} {:>8} {:>12} {:>9} {:>10}", name, milliseconds(p.step_seconds),
+           bound > 0 ? milliseconds(bound) : "-",
+           bound > 0 ? fmt::format("{:.2f} %", 100 * (p.step_seconds / bound - 1)) : "-",
+           format_bytes(p.host_bytes), p.streamed, p.recomputed);
+    };
+    for (const ParetoRow& row : answer_.pareto->rows) {
+      if (row.fits)
+        plan(format_bytes(row.device_budget), row.plan, row.bound_seconds);
+      else
+        line("  {:<26} none fits {} of host memory", format_bytes(row.device_budget),
+             format_bytes(workload_.input.budgets.host));
+    }
+    plan("all resident, " + format_bytes(answer_.pareto->all_resident.device_bytes),
+         answer_.pareto->all_resident, 0);
+    plan("all recomputed, " + format_bytes(answer_.pareto->full_recompute.device_bytes),
+         answer_.pareto->full_recompute, 0);
+  }
+
+  const PlanAnswer& answer_;
   const PlanReport& report_;
   const Plan& plan_;
   const Workload& workload_;

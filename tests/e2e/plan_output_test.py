@@ -62,5 +62,47 @@ class Text(unittest.TestCase):
                         self.assertEqual(n["sharded"], layers if sharded else 0, (stage, ranks, name))
 
 
+class MarginalsAndPareto(unittest.TestCase):
+    def test_each_is_checked_by_planning(self):
+        """Planning with the memory or the link that a marginal value is of gives what it says."""
+        with Folder() as folder:
+            value = small("1.9MiB")
+            j = plan_json(folder, value, "--marginals")
+            text = plan(folder, value, "--marginals").stdout
+            found = {m["resource"]: m for m in j["marginals"]}
+            self.assertEqual(set(found), {"device_memory", "host_memory", "link"})
+            for m in found.values():
+                self.assertGreaterEqual(m["dual_seconds"], 0)
+                self.assertAlmostEqual(m["replanned_seconds"], j["step_seconds"] - m["step_seconds"], delta=1e-9)
+                self.assertRegex(text, rf" {-1e3 * m['replanned_seconds']:.3f} ms\n".replace("-0.000", "0.000"))
+            again = {"device_memory": f"memory.device={j['device_budget_bytes'] + int(found['device_memory']['bytes'])}B",
+                     "link": f"hardware.link={5e8 + found['link']['bytes_per_second']:.0f}B/s"}
+            for resource, key in again.items():
+                planned = plan_json(folder, value, "--set", key)
+                self.assertAlmostEqual(planned["bound_seconds"], found[resource]["bound_seconds"], delta=1e-9)
+                self.assertGreaterEqual(planned["step_seconds"], found[resource]["step_seconds"] - 1e-12)
+
+    def test_pareto_never_slower_with_more(self):
+        with Folder() as folder:
+            value = small("1.9MiB")
+            j = plan_json(folder, value, "--pareto")
+            rows = j["pareto"]["rows"]
+            self.assertEqual(len(rows), 12)
+            self.assertEqual(rows[0]["device_budget_bytes"], j["device_minimum_bytes"])
+            self.assertEqual(rows[-1]["device_budget_bytes"], j["all_resident_device_bytes"])
+            for smaller, larger in zip(rows, rows[1:]):
+                self.assertLess(smaller["device_budget_bytes"], larger["device_budget_bytes"])
+                self.assertLessEqual(larger["step_seconds"], smaller["step_seconds"])
+            for row in rows:
+                self.assertLessEqual(row["device_bytes"], row["device_budget_bytes"])
+            self.assertEqual(j["pareto"]["all_resident"]["device_bytes"], j["all_resident_device_bytes"])
+            planned = plan_json(folder, value, "--set", f"memory.device={rows[5]['device_budget_bytes']}B")
+            self.assertGreaterEqual(planned["step_seconds"], rows[5]["step_seconds"] - 1e-12)
+            self.assertAlmostEqual(planned["bound_seconds"], rows[5]["bound_seconds"], delta=1e-9)
+            text = plan(folder, value, "--pareto").stdout
+            for row in rows:
+                self.assertRegex(text, rf" {1e3 * row['step_seconds']:.2f} ms +{1e3 * row['bound_seconds']:.2f} ms")
+
+
 if __name__ == "__main__":
     unittest.main()
