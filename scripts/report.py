@@ -3,6 +3,12 @@
 over one step stacked by class, lanes of one step. Self-contained, standard library only.
 
     scripts/report.py runs/quickstart
+
+With --plan PLAN it writes PLAN's pictures beside it, as PLAN.html: memory of each tier over the planned
+step, its lanes, and the fastest plan at each size of device memory. PLAN is what `train plan --pareto --out`
+wrote.
+
+    scripts/report.py --plan plan.json
 """
 import argparse
 import html
@@ -153,10 +159,74 @@ def lane_chart(events, process, title):
             f'<svg viewBox="0 0 {WIDTH} {20 + 34 * len(LANES)}">{"".join(parts)}</svg>')
 
 
+def plan_events(timeline):
+    """The events of a Chrome trace, as a run's timeline.json has them."""
+    for lane, bars in enumerate(timeline["lanes"]):
+        for begin, end, name in bars:
+            yield {"ph": "X", "pid": 0, "tid": lane, "name": name, "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+    for tier, samples in timeline["memory"].items():
+        for seconds, classes in samples:
+            yield {"ph": "C", "pid": 0, "name": tier, "ts": seconds * 1e6, "args": classes}
+
+
+def pareto_chart(plan):
+    """The curve, the lower bound below it, and the plans that neither stream nor choose."""
+    table = plan["pareto"]
+    rows = [r for r in table["rows"] if r["fits"]]
+    points = [("this plan", plan["device_peak_bytes"], plan["step_seconds"], COLOURS[0]),
+              ("all resident", table["all_resident"]["device_bytes"], table["all_resident"]["step_seconds"], COLOURS[4]),
+              ("full recompute", table["full_recompute"]["device_bytes"], table["full_recompute"]["step_seconds"], COLOURS[2])]
+    bound = [(r["device_budget_bytes"], 1e3 * r["bound_seconds"]) for r in rows if r["bound_seconds"] is not None]
+    curve = [(r["device_budget_bytes"], 1e3 * r["step_seconds"]) for r in rows]
+    every = curve + [(x, 1e3 * y) for _, x, y, _ in points]
+    axes = Axes(max(x for x, _ in every) * 1.03, max(y for _, y in every) * 1.05, x_unit="B", y_unit=" ms")
+    axes.line(bound, COLOURS[9])
+    axes.line(curve, COLOURS[0], dots=True)
+    for name, x, y, colour in points:
+        axes.dot(x, 1e3 * y, colour, f"{name}: {human(x, 'B')}, {1e3 * y:.4g} ms")
+    key = [(n, c, f"{n} {human(x, 'B')}, {1e3 * y:.4g} ms") for n, x, y, c in points]
+    key.append(("bound", COLOURS[9], "no plan can be faster"))
+    text = " ".join(f'<span><i style="background:{c}"></i>{html.escape(t)}</span>' for _, c, t in key)
+    cells = "".join(
+        f"<tr><td>{human(r['device_budget_bytes'], 'B')}<td>{1e3 * r['step_seconds']:.2f} ms"
+        f"<td>{human(r['host_bytes'], 'B')}<td>{r['streamed']}<td>{r['recomputed']}" for r in rows)
+    return (f"<h2>Step time of the fastest plan over device memory</h2><p>{text}</p>{axes.svg()}"
+            f"<table><tr><th>device memory<th>step<th>host memory<th>streamed<th>recomputed{cells}</table>")
+
+
+def plan_page(path):
+    try:
+        plan = json.loads(path.read_text())["report"]
+        events = list(plan_events(plan["timeline"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        sys.exit(f"{path}: not a plan with pictures; expected what train plan --pareto --out {path} writes")
+    bound = "" if plan["bound_seconds"] is None else \
+        f", no plan can be faster than {1e3 * plan['bound_seconds']:.2f} ms (gap {100 * plan['gap']:.2f} %)"
+    head = (f"<p>{plan['ranks']} ranks on {html.escape(plan['profile'])}, {plan['tokens_per_step']} tokens a step: "
+            f"{1e3 * plan['step_seconds']:.2f} ms{bound}; exposed transfer {1e3 * plan['exposed_transfer_seconds']:.2f} ms; "
+            f"MFU {100 * plan['mfu']:.1f} %; arenas: device {human(plan['device_peak_bytes'], 'B')}, "
+            f"host {human(plan['host_peak_bytes'], 'B')}</p>")
+    pareto = pareto_chart(plan) if "pareto" in plan else \
+        "<h2>Step time of the fastest plan over device memory</h2><p>Not planned; train plan --pareto --out does.</p>"
+    title = html.escape(str(path))
+    return (f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>" + head +
+            memory_chart(events, "device memory") + memory_chart(events, "host memory") +
+            lane_chart(events, 0, "Lanes of one step, planned") + pareto)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=pathlib.Path, help="a run's output folder")
+    parser.add_argument("output", type=pathlib.Path, nargs="?", help="a run's output folder")
+    parser.add_argument("--plan", type=pathlib.Path, help="a plan file instead")
     args = parser.parse_args()
+    if (args.plan is None) == (args.output is None):
+        parser.error("one of a run's output folder and --plan PLAN")
+    if args.plan is not None:
+        page = plan_page(args.plan)
+        target = args.plan.with_suffix(".html")
+        target.write_text(page)
+        print(f"report: {target}")
+        return
     metrics = args.output / "metrics.jsonl"
     if not metrics.is_file():
         sys.exit(f"{metrics}: no such file; expected the output folder of a run")

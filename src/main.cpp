@@ -102,6 +102,8 @@ int run(int argc, char** argv) {
   plan->add_flag("--marginals", c.plan.marginals,
                  "Say what a little more memory or bandwidth would save, and plan again with it")
       ->excludes(reported);
+  plan->add_option("--timeline", c.plan.timeline,
+                   "Write lanes and memory of the planned step to this file, as a Chrome trace");
   plan->add_flag("--pareto", c.plan.pareto, "The fastest plan at each size of device memory");
 
   auto* sample = app.add_subcommand("sample", "Continue a prompt with a checkpoint's model");

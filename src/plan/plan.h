@@ -100,9 +100,11 @@ PlanSubject plan_subject(const Config& config, int ranks, const HardwareProfile&
 // What `report` claims of every plan for `input`; nothing where no plan fits.
 std::optional<QualityProof> quality_proof(const PlanReport& report, const PlanInput& input);
 
-// Plan files: the placement as JSON, with what it is for and what proves its quality.
+// Plan files: the placement as JSON, with what it is for and what proves its quality. `report`: the
+// text of a JSON value for people's pictures, on a line of its own; "": none.
 std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
-                              const std::optional<QualityProof>& proof = {});
+                              const std::optional<QualityProof>& proof = {},
+                              const std::string& report = {});
 // Reads such text; `origin` names it in messages. Throws bad_input naming origin and key; a plan
 // for other numerics or another profile names both hashes and the first key that differs. Whether
 // the proof proves anything is not judged.

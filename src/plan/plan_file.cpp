@@ -7,11 +7,12 @@
 //     "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … },
 //     "quality": { "device_bytes": N, "host_bytes": N, "threads": N, "bound_seconds": X,
 //       "certificates": [ { "group": N, "blocks": N, "bound_seconds": X | null, "multipliers": {
-//       ROW: Y, … } } ] }
-//       }
+//       ROW: Y, … } } ] },
+//     "report": { … } }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once, and
 // in "zero" every layer; that stands there only where parallel.zero is "auto".
 // "quality" may be missing: a plan that claims nothing. null: no plan of this group fits.
+// "report", on one line, is for scripts/report.py; who reads plans passes over it.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -216,7 +217,7 @@ std::optional<QualityProof> quality_proof(const PlanReport& report, const PlanIn
 }
 
 std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
-                              const std::optional<QualityProof>& proof) {
+                              const std::optional<QualityProof>& proof, const std::string& report) {
   int32_t blocks = 0;  // the head is the one layer above the blocks
   for (const auto& [key, where] : plan.placement.where) blocks = std::max(blocks, key.second - 1);
   std::map<std::pair<std::string, Where>, std::vector<int32_t>> groups;
@@ -247,7 +248,10 @@ std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
     j["place"][group.first + "@" + layers_text(layers, blocks)] =
         kWhere[static_cast<int>(group.second)];
   if (proof) j["quality"] = proof_json(*proof);
-  return j.dump(2);
+  std::string text = j.dump(2);
+  if (report.empty()) return text;
+  text.resize(text.rfind('\n'));  // before the last brace
+  return text + ",\n  \"report\": " + report + "\n}";
 }
 
 LoadedPlan placement_from_json(const std::string& text, const std::string& origin,

@@ -8,6 +8,7 @@
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
 #include "train/plan_output.h"
+#include "train/plan_timeline.h"
 #include "train/quality.h"
 #include "train/workload.h"
 
@@ -62,6 +63,13 @@ ExitCode verify_plan(const Workload& workload, const PlanOptions& options) {
   return ExitCode::done;
 }
 
+void write_file(const char* option, const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::trunc);
+  out << text << '\n';
+  out.close();
+  if (!out) bad_input("{}: {} cannot be written", option, path);
+}
+
 }  // namespace
 
 ExitCode plan_command(const Config& config, const PlanOptions& options) {
@@ -89,15 +97,21 @@ ExitCode plan_command(const Config& config, const PlanOptions& options) {
     std::fflush(stdout);
     throw Error(ExitCode::does_not_fit, shortfall_message(report, workload.input.budgets));
   }
+  constexpr size_t kSamples = 2000, kPictureSamples = 400;
+  const PlanInput& input = workload.input;
   if (!options.out.empty()) {
-    std::ofstream out(options.out, std::ios::trunc);
     // What a plan that was read claims may not hold for these budgets.
     const bool made = options.plan_file.empty();
-    out << placement_to_json(report.plan, workload.subject,
-                             made ? quality_proof(report, workload.input) : std::nullopt)
-        << '\n';
-    out.close();
-    if (!out) bad_input("--out: {} cannot be written", options.out);
+    nlohmann::ordered_json pictures = plan_json(answer, workload);
+    pictures["timeline"] = timeline_json(plan_timeline(input, report.plan, kPictureSamples));
+    write_file(
+        "--out", options.out,
+        placement_to_json(report.plan, workload.subject,
+                          made ? quality_proof(report, input) : std::nullopt, pictures.dump()));
+  }
+  if (!options.timeline.empty()) {
+    const PlanTimeline timeline = plan_timeline(input, report.plan, kSamples);
+    write_file("--timeline", options.timeline, chrome_trace(timeline.lanes, {}, timeline.memory));
   }
   return ExitCode::done;
 }

@@ -14,6 +14,7 @@ struct PlanOptions {
   bool marginals = false;   // what a little more memory or bandwidth is worth
   bool pareto = false;      // the fastest plan at each size of device memory
   std::string out;          // write the plan here
+  std::string timeline;     // write the planned step's Chrome trace here
   std::string plan_file;    // report this plan instead of making one
   std::string verify_file;  // check what this plan claims of its quality, and nothing else
 };

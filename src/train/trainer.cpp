@@ -12,12 +12,12 @@
 #include "base/hash.h"
 #include "checkpoint/store.h"
 #include "data/prefetch.h"
-#include "plan/memory_curve.h"
 #include "runtime/launch.h"
 #include "runtime/watchdog.h"
 #include "telemetry/console.h"
 #include "telemetry/metrics.h"
 #include "train/learning_rate.h"
+#include "train/plan_timeline.h"
 #include "train/rank_check.h"
 #include "train/saver.h"
 #include "train/session.h"
@@ -388,23 +388,11 @@ class Trainer {
 
   void write_timeline() {
     if (communicator_.rank() != 0) return;
-    // A copy: the watchdog reads the running program's planned times, which simulating writes.
-    ProgramSet set = session_->report().plan.lowered.set;
-    const Simulation simulation =
-        simulate(set, 0, workload_->input.profile, workload_->input.bf16, true);
-    std::vector<TraceEvent> planned;
-    for (const SimulatedInstr& i : simulation.timeline)
-      planned.push_back({set.programs[0].instrs[i.instr].name, i.lane, i.begin, i.end});
-    std::vector<TraceCounter> memory;
     constexpr size_t kSamples = 2000;
-    const ArenaLayout& layout = session_->report().plan.layout;
-    for (const auto& [tier, name] :
-         {std::pair{Tier::device, "device memory"}, std::pair{Tier::host, "host memory"}})
-      for (const MemorySample& m : memory_curve(set, layout, 0, simulation, tier, kSamples))
-        memory.push_back({name, m.seconds, m.by_class});
+    const PlanTimeline planned = plan_timeline(workload_->input, session_->report().plan, kSamples);
     try {
       write_text(workload_->config.output + "/timeline.json",
-                 chrome_trace(planned, session_->recorder().captured(), memory));
+                 chrome_trace(planned.lanes, session_->recorder().captured(), planned.memory));
     } catch (const Error& e) {
       console_.warning(e.what());  // a full disk is no reason to end a run
     }

@@ -1,9 +1,11 @@
 """What `train plan` prints for people is what the plan is, and the same as its JSON says."""
 import json
 import re
+import subprocess
+import sys
 import unittest
 
-from e2e.common import Folder, config, run, write_config
+from e2e.common import ROOT, Folder, config, run, write_config
 
 STATE = {"moments": 1, "master": 1, "gradients": 2, "parameters": 3}  # the ZeRO stage that shards it
 
@@ -102,6 +104,47 @@ class MarginalsAndPareto(unittest.TestCase):
             text = plan(folder, value, "--pareto").stdout
             for row in rows:
                 self.assertRegex(text, rf" {1e3 * row['step_seconds']:.2f} ms +{1e3 * row['bound_seconds']:.2f} ms")
+
+
+class Pictures(unittest.TestCase):
+    def report(self, path):
+        return subprocess.run([sys.executable, ROOT / "scripts/report.py", "--plan", path], capture_output=True, text=True)
+
+    def test_report_of_a_plan(self):
+        with Folder() as folder:
+            out, trace = folder / "plan.json", folder / "trace.json"
+            value = small("1.9MiB")
+            j = json.loads(plan(folder, value, "--json", "--pareto", "--out", out, "--timeline", trace).stdout)
+            self.assertEqual(run("plan", "--config", folder / "run.json", "--plan", out).returncode, 0)
+            self.assertEqual(run("plan", "--config", folder / "run.json", "--verify", out).returncode, 0)
+            bars = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+            self.assertAlmostEqual(max(e["ts"] + e["dur"] for e in bars) * 1e-6, j["step_seconds"], delta=1e-9)
+            timeline = json.loads(out.read_text())["report"]["timeline"]
+            self.assertAlmostEqual(timeline["seconds"], j["step_seconds"], delta=1e-9)
+            for tier, total in (("device", j["device_peak_bytes"]), ("host", j["host_peak_bytes"])):
+                for _, classes in timeline["memory"][f"{tier} memory"]:
+                    self.assertLessEqual(sum(classes.values()), total)
+            done = self.report(out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            page = (folder / "plan.html").read_text()
+            self.assertEqual(page.count("<svg"), 4)  # two tiers, lanes, curve
+            self.assertNotIn("http", page.replace("http://www.w3.org", ""))
+            for text in ("Device memory", "Host memory", "Lanes of one step", "all resident", "full recompute",
+                         f"{1e3 * j['step_seconds']:.2f} ms", f"{1e3 * j['bound_seconds']:.2f} ms"):
+                self.assertIn(text, page)
+            for row in j["pareto"]["rows"]:
+                self.assertIn(f"<td>{1e3 * row['step_seconds']:.2f} ms", page)
+            for name in j["device_bytes_by_class"]:
+                if name not in ("transients and workspace",):
+                    self.assertIn(name, page)
+
+    def test_no_pictures(self):
+        with Folder() as folder:
+            (folder / "plan.json").write_text('{"format": "spillway plan 2"}')
+            for name in ("plan.json", "absent.json"):
+                done = self.report(folder / name)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(f"{name}: not a plan with pictures", done.stderr)
 
 
 if __name__ == "__main__":
