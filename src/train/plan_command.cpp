@@ -85,6 +85,9 @@ ExitCode plan_command(const Config& config, const PlanOptions& options) {
     report.fits = report.plan.device.peak <= workload.input.budgets.device &&
                   report.plan.host.peak <= workload.input.budgets.host;
   }
+  constexpr size_t kChanges = 3;
+  if (!report.fits && options.plan_file.empty())
+    answer.changes = changes_that_fit(workload, report, kChanges);
   const bool several_nodes = workload.topology.ranks_on_node < workload.topology.ranks;
   if (options.marginals && report.fits)
     answer.marginals = marginal_values(workload.input, report, several_nodes);

@@ -59,6 +59,20 @@ Json pareto_json(const ParetoTable& table) {
           {"full_recompute", point_json(table.full_recompute)}};
 }
 
+Json changes_json(const std::vector<Change>& changes) {
+  Json list = Json::array();
+  for (const Change& c : changes) {
+    Json set = Json::object();
+    for (const auto& [key, value] : c.keys) set[key] = value;
+    list.push_back({{"set", set},
+                    {"changes_numerics", c.numerics},
+                    {"device_bytes", c.device_bytes},
+                    {"host_bytes", c.host_bytes},
+                    {"step_seconds", c.step_seconds}});
+  }
+  return list;
+}
+
 }  // namespace
 
 Json plan_json(const PlanAnswer& answer, const Workload& w) {
@@ -92,6 +106,7 @@ Json plan_json(const PlanAnswer& answer, const Workload& w) {
   j["layers_by_name"] = counts_json(counts_by_name(r.plan, w.train.get(r.plan.schedule)));
   j["process_reserve_bytes"] = kProcessReserveBytes;
   j["machine_memory_bytes"] = machine_memory_bytes();
+  if (!r.fits) j["changes_that_fit"] = changes_json(answer.changes);
   if (answer.marginals) j["marginals"] = marginals_json(*answer.marginals);
   if (answer.pareto) j["pareto"] = pareto_json(*answer.pareto);
   return j;

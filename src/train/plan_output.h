@@ -11,6 +11,7 @@
 #include "plan/marginals.h"
 #include "plan/pareto.h"
 #include "plan/plan.h"
+#include "train/plan_changes.h"
 #include "train/workload.h"
 
 namespace spillway {
@@ -20,6 +21,7 @@ struct PlanAnswer {
   PlanReport report;
   std::optional<std::vector<Marginal>> marginals;
   std::optional<ParetoTable> pareto;
+  std::vector<Change> changes;  // that make it fit, where it does not
 };
 
 // Layers of each tensor name by what becomes of them.

@@ -19,6 +19,7 @@ class PlanText {
     order();
     limits();
     time();
+    changes();
     marginals();
     pareto();
     return std::move(text_);
@@ -103,6 +104,20 @@ class PlanText {
     if (report_.bound_seconds > 0)
       line("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left",
            1e3 * report_.bound_seconds, 100 * (step / report_.bound_seconds - 1));
+  }
+
+  void changes() {
+    if (report_.fits) return;
+    line("  {}", answer_.changes.empty() ? "no change that was tried makes it fit"
+                                         : "what makes it fit, planned:");
+    for (const Change& c : answer_.changes) {
+      std::string keys;
+      for (const auto& [key, value] : c.keys)
+        keys += (keys.empty() ? "" : ", ") + key + ": " + value;
+      line("    {}: device {}, host {}, {:.2f} ms a step{}", keys, format_bytes(c.device_bytes),
+           format_bytes(c.host_bytes), 1e3 * c.step_seconds,
+           c.numerics ? "; changes the result's last bits" : "");
+    }
   }
 
   void marginals() {

@@ -147,5 +147,32 @@ class Pictures(unittest.TestCase):
                 self.assertIn(f"{name}: not a plan with pictures", done.stderr)
 
 
+class DoesNotFit(unittest.TestCase):
+    def check(self, folder, value, *arguments):
+        j = plan_json(folder, value, *arguments, expect=3)
+        text = plan(folder, value, *arguments, expect=3).stdout
+        self.assertIn("minimum device memory", text)
+        for change in j["changes_that_fit"]:
+            keys = [word for key, to in change["set"].items() for word in ("--set", f"{key}={to}")]
+            again = plan_json(folder, value, *arguments, *keys)
+            self.assertTrue(again["fits"])
+            self.assertEqual(again["device_peak_bytes"], change["device_bytes"])
+            self.assertEqual(again["step_seconds"], change["step_seconds"])
+            self.assertIn(", ".join(f"{key}: {to}" for key, to in change["set"].items()), text)
+        return [change["set"] for change in j["changes_that_fit"]]
+
+    def test_changes_fit(self):
+        """Each change that is offered fits when it is planned, with the time that it was given."""
+        with Folder() as folder:
+            self.assertEqual(len(self.check(folder, small("1.3MiB"), "--ranks", "2")), 3)
+            pinned = self.check(folder, small("1.9MiB", place={"moments": "device", "parameters": "device",
+                                                                "gradients": "device"}))
+            self.assertTrue(any("place" in change for change in pinned), pinned)
+            plain = self.check(folder, small("1.9MiB", offload="off", recompute="off"))
+            self.assertTrue(any("offload" in change for change in plain), plain)
+            host = self.check(folder, config(memory={"host": "16B"}))
+            self.assertTrue(any("memory.host" in change for change in host), host)
+
+
 if __name__ == "__main__":
     unittest.main()
