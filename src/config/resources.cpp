@@ -84,4 +84,34 @@ double rate_alone(const std::vector<SharedResource>& resources, Traffic kind) {
   return rate;
 }
 
+// All flows grow together until a resource is full; those that use it stay, the others grow on.
+ByTraffic max_min_rates(const std::vector<SharedResource>& resources,
+                        const std::array<uint8_t, kTraffics>& flows) {
+  ByTraffic rates{};
+  std::array<bool, kTraffics> grows{};
+  for (size_t k = 0; k < kTraffics; ++k) grows[k] = flows[k] > 0;
+  while (std::find(grows.begin(), grows.end(), true) != grows.end()) {
+    double level = std::numeric_limits<double>::infinity();
+    const SharedResource* full = nullptr;
+    for (const SharedResource& r : resources) {
+      double left = r.bytes_per_second, growing = 0;
+      for (size_t k = 0; k < kTraffics; ++k) {
+        const double weight = r.weight[k] * flows[k];
+        (grows[k] ? growing : left) += grows[k] ? weight : -weight * rates[k];
+      }
+      if (growing > 0 && left / growing < level) {
+        level = left / growing;
+        full = &r;
+      }
+    }
+    if (full == nullptr) internal_error("a kind of traffic that nothing limits");
+    for (size_t k = 0; k < kTraffics; ++k)
+      if (grows[k] && full->weight[k] > 0) {
+        grows[k] = false;
+        rates[k] = level;
+      }
+  }
+  return rates;
+}
+
 }  // namespace spillway

@@ -33,4 +33,11 @@ std::vector<SharedResource> shared_resources(const HardwareProfile& profile, int
 // Bytes a second of `kind` while the device does nothing else: the least bytes_per_second / weight.
 double rate_alone(const std::vector<SharedResource>& resources, Traffic kind);
 
+using ByTraffic = std::array<double, kTraffics>;
+// Bytes a second of one flow of each kind while flows[kind] of them are under way, shared max-min
+// fairly: no flow can be faster without slowing one that is no faster than it. 0 for kinds without
+// flows.
+ByTraffic max_min_rates(const std::vector<SharedResource>& resources,
+                        const std::array<uint8_t, kTraffics>& flows);
+
 }  // namespace spillway

@@ -17,6 +17,8 @@ class Building {
            double horizon, bool offload, const RoundingAid& aid)
       : model_(model), profile_(profile), horizon_(horizon), offload_(offload), aid_(aid) {
     intervals_ = static_cast<int32_t>(model.intervals.size());
+    in_rate_ = rate_alone(model.resources, Traffic::h2d);
+    out_rate_ = rate_alone(model.resources, Traffic::d2h);
     for (const BucketUnit& unit : model.units) total_bytes_ += unit.bytes;
     for (const Interval& i : model.intervals) total_seconds_ += i.weight * i.compute;
     byte_scale_ = std::max(1.0, total_bytes_) / 1000;
@@ -69,7 +71,7 @@ class Building {
     double seconds = 0, between = 0;
     for (const Flow& flow : unit.streaming[0].flows) {
       if (flow.interval > model_.backward[0][0]) continue;
-      seconds = std::max(seconds, flow.out_bytes / profile_.d2h_bandwidth);
+      seconds = std::max(seconds, flow.out_bytes / out_rate_);
     }
     seconds /= static_cast<double>(unit.keys.size());
     for (int32_t k = unit.bucket + 1; k < model_.backward[unit.bucket][0]; ++k)
@@ -247,8 +249,8 @@ class Building {
         for (const Flow& flow : unit.streaming[p].flows) {
           any = true;
           const double copy = profile_.copy_seconds;
-          const double in = flow.in_bytes + flow.in_copies * copy * profile_.h2d_bandwidth;
-          const double out = flow.out_bytes + flow.out_copies * copy * profile_.d2h_bandwidth;
+          const double in = flow.in_bytes + flow.in_copies * copy * in_rate_;
+          const double out = flow.out_bytes + flow.out_copies * copy * out_rate_;
           if (in > 0) {
             needed[flow.interval].push_back({host, -in});
             most_in = std::max(most_in, in / flow.in_bytes);
@@ -359,8 +361,8 @@ class Building {
     for (int32_t k = 0; k < intervals_; ++k) {
       Terms in = {{result_.seconds[k], -aid_.usable_link}}, out = in;
       for (int pool = 0; pool < kPools; ++pool) {
-        if (const int32_t c = in_[pool][k]; c >= 0) in.push_back({c, 1 / profile_.h2d_bandwidth});
-        if (const int32_t c = out_[pool][k]; c >= 0) out.push_back({c, 1 / profile_.d2h_bandwidth});
+        if (const int32_t c = in_[pool][k]; c >= 0) in.push_back({c, 1 / in_rate_});
+        if (const int32_t c = out_[pool][k]; c >= 0) out.push_back({c, 1 / out_rate_});
       }
       const std::string& name = model_.intervals[k].name;
       if (in.size() > 1) row("h2d " + name, -kInfinity, 0, time_scale_, std::move(in));
@@ -393,6 +395,7 @@ class Building {
   const StepModel& model_;
   const HardwareProfile& profile_;
   Budgets budgets_;
+  double in_rate_ = 1, out_rate_ = 1;  // bytes a second of copies that nothing else slows down
   double horizon_ = 0;
   bool offload_ = true;
   RoundingAid aid_;

@@ -113,7 +113,7 @@ class BoundSearch {
       LpSolver::Basis basis;  // not of other budgets: what a rung finds depends on it alone
       for (RoundingAid aid : kAids) {
         if (close_enough(group, offload) || layouts_ <= 0) return;
-        aid.cost_of_bytes /= input_.profile.h2d_bandwidth;
+        aid.cost_of_bytes /= rate_alone(group.model.resources, Traffic::h2d);
         // Where there is no room to send sums and gather parameters ahead, at once.
         bool found = round(group, budgets, offload, aid, 1, basis);
         if (!found && input_.train->spec().ranks > 1)

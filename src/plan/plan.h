@@ -13,6 +13,7 @@
 #include "config/hardware.h"
 #include "parallel/build.h"
 #include "parallel/schedule.h"
+#include "plan/simulate.h"
 #include "program/certificate.h"
 #include "program/placement.h"
 #include "program/stages.h"
@@ -29,6 +30,7 @@ struct PlanInput {
   const ForwardSchedules* evaluate = nullptr;  // nullptr: no evaluation
   bool checks = false;                         // the set gets the program of TrainSchedules::check
   HardwareProfile profile;
+  int ranks_on_node = 1;  // consecutive ones share a node
   Budgets budgets;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
   std::vector<std::pair<std::string, std::string>> pins;  // Config::place
@@ -56,7 +58,9 @@ struct Plan {
   Lowered lowered;
   ArenaLayout layout;
   TierUse device, host;
-  double step_seconds = 0, exposed_transfer_seconds = 0, mfu = 0;
+  double step_seconds = 0, mfu = 0;
+  ByLane exposed{};                     // Simulation::exposed
+  double exposed_transfer_seconds = 0;  // of copies both ways
 };
 
 // What `train plan` prints.
@@ -77,6 +81,11 @@ struct PlanReport {
   double seconds_per_device_byte = 0, seconds_per_link_rate = 0;
   uint64_t numerics = 0;
 };
+
+// What the simulator runs plans for `input` on.
+inline Machine machine_of(const PlanInput& input) {
+  return machine_of(input.profile, {input.train->spec().rank, input.ranks_on_node}, input.bf16);
+}
 
 // Lowers, packs, synchronises and times one placement.
 Plan evaluate_placement(const PlanInput& input, const Placement& placement,
@@ -118,19 +127,5 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
 
 // The decision for every unit that the pins name , as make_plan uses them.
 Placement placement_of_pins(const PlanInput& input);
-
-// Times a synchronised program in virtual time: lanes in order, waits, the profile's rates. Fills
-// Instr::planned_us as well.
-struct SimulatedInstr {
-  int32_t instr = 0;
-  Lane lane = Lane::compute;
-  double begin = 0, end = 0;
-};
-struct Simulation {
-  double step_seconds = 0, exposed_transfer_seconds = 0;
-  std::vector<SimulatedInstr> timeline;  // filled on request
-};
-Simulation simulate(ProgramSet& set, int program, const HardwareProfile& profile, bool bf16,
-                    bool keep_timeline);
 
 }  // namespace spillway

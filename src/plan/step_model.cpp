@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "graph/builder.h"
+#include "graph/exchange_cost.h"
 #include "graph/op_seconds.h"
 #include "plan/search.h"
 #include "program/uses.h"
@@ -25,6 +26,8 @@ class Modelling {
  public:
   Modelling(const PlanInput& input, int32_t group, int32_t blocks) : input_(input) {
     model_.choice.group = group;
+    model_.resources = shared_resources(input.profile, input.ranks_on_node);
+    place_ = {input.train->spec().rank, input.ranks_on_node};
     layers_ = input.train->get(model_.choice).graph.layers;
     blocks_ = std::min(blocks, layers_);
     model_.buckets = blocks_ + 2;
@@ -129,20 +132,6 @@ class Modelling {
     return op_seconds(node.op, node.attrs, in, input_.profile, input_.bf16);
   }
 
-  double exchange_seconds(const Node& node, const Graph& g) const {
-    double sent = 0, received = 0;
-    for (const Transfer& t : node.transfers) {
-      const Operand& o = (t.send ? node.in : node.out)[t.operand];
-      const Tensor& tensor = g.tensors[o.tensor];
-      (t.send ? sent : received) += static_cast<double>(
-          (o.count < 0 ? tensor.dims.count() : o.count) * size_of(tensor.dtype));
-    }
-    const double rate = input_.profile.intra_node_bandwidth > 0
-                            ? input_.profile.intra_node_bandwidth
-                            : input_.profile.memory_bandwidth;
-    return input_.profile.copy_seconds + std::max(sent, received) / rate;
-  }
-
   // How often stage [begin, begin + trip) of a step's iterations counts in the model's v-th.
   double share(int v, int32_t begin, int32_t trip) const {
     if (v == 0) return begin == 0 ? 1 : 0;
@@ -191,7 +180,8 @@ class Modelling {
         else if (end)
           model_.intervals[current].compute += seconds;
       } else if (node.kind == NodeKind::exchange && end) {
-        const double seconds = weight * exchange_seconds(node, g);
+        const double seconds = weight * exchange_seconds(exchange_bytes(node, g, place_),
+                                                         input_.profile, model_.resources);
         if (pass)
           model_.exchanges.needed[interval(v, item.phase, bucket)] += seconds;
         else
@@ -321,6 +311,7 @@ class Modelling {
   }
 
   const PlanInput& input_;
+  RankPlace place_;
   int32_t layers_ = 0, blocks_ = 0, iterations_ = 1;
   StepModel model_;
   std::map<PlaceKey, int32_t> unit_of_;

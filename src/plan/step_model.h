@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/resources.h"
 #include "plan/plan.h"
 
 namespace spillway {
@@ -84,8 +85,9 @@ struct RingModel {
 };
 
 struct StepModel {
-  ScheduleChoice choice;  // all updates at the end
-  int32_t buckets = 0;    // embedding and head included
+  ScheduleChoice choice;                  // all updates at the end
+  int32_t buckets = 0;                    // embedding and head included
+  std::vector<SharedResource> resources;  // of this rank's device
   std::vector<Interval> intervals;
   std::array<int32_t, 3> iteration_begin = {-1, -1, -1};  // first interval; -1: none
   int32_t update_begin = 0;                      // … of the updates; the last is the tail

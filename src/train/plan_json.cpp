@@ -91,6 +91,11 @@ Json plan_json(const PlanAnswer& answer, const Workload& w) {
   j["step_seconds"] = r.plan.step_seconds;
   j["all_resident_step_seconds"] = r.all_resident_step_seconds;
   j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds;
+  const auto exposed = [&](Lane lane) { return r.plan.exposed[static_cast<size_t>(lane)]; };
+  j["exposed_seconds"] = {{"h2d", exposed(Lane::h2d)},
+                          {"d2h", exposed(Lane::d2h)},
+                          {"communication", exposed(Lane::comm)},
+                          {"cpu_update", exposed(Lane::cpu)}};
   j["no_offload_device_bytes"] = possible ? Json(r.no_offload_device_bytes) : Json(nullptr);
   j["no_offload_step_seconds"] = possible ? Json(r.no_offload_step_seconds) : Json(nullptr);
   j["bound_seconds"] = or_null(r.bound_seconds);

@@ -101,6 +101,11 @@ class PlanText {
         "%",
         1e3 * step, 1e3 * plan_.exposed_transfer_seconds,
         step > 0 ? 100 * plan_.exposed_transfer_seconds / step : 0.0, 100 * plan_.mfu);
+    const auto waits_ms = [&](Lane lane) { return 1e3 * plan_.exposed[static_cast<size_t>(lane)]; };
+    line(
+        "  compute waits for          {:.2f} ms of copies in, {:.2f} ms out, {:.2f} ms of "
+        "communication, {:.2f} ms of CPU updates",
+        waits_ms(Lane::h2d), waits_ms(Lane::d2h), waits_ms(Lane::comm), waits_ms(Lane::cpu));
     if (report_.bound_seconds > 0)
       line("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left",
            1e3 * report_.bound_seconds, 100 * (step / report_.bound_seconds - 1));

@@ -13,7 +13,7 @@ namespace spillway {
 PlanTimeline plan_timeline(const PlanInput& input, const Plan& plan, size_t samples) {
   // A copy: the watchdog may read the program's planned times, which simulating writes.
   ProgramSet set = plan.lowered.set;
-  const Simulation simulation = simulate(set, 0, input.profile, input.bf16, true);
+  const Simulation simulation = simulate(set, 0, machine_of(input), true);
   PlanTimeline timeline;
   for (const SimulatedInstr& i : simulation.timeline)
     timeline.lanes.push_back({set.programs[0].instrs[i.instr].name, i.lane, i.begin, i.end});

@@ -10,6 +10,7 @@ CertificateInput certificate_input(const PlanInput& input, const std::vector<int
   result.evaluate = input.evaluate;
   result.zero = zero;
   result.profile = input.profile;
+  result.ranks_on_node = input.ranks_on_node;
   result.offload = input.offload;
   result.recompute = input.recompute;
   result.pins = placement_of_pins(input).where;

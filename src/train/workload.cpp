@@ -35,6 +35,7 @@ Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& pr
   const bool evaluates = config.train.eval_every > 0;
   input.evaluate = evaluates ? &evaluate : nullptr;
   input.profile = profile;
+  input.ranks_on_node = t.ranks_on_node;
   input.budgets = resolve_budgets(config.memory, input.profile, t.ranks_on_node);
   input.offload = config.offload;
   input.recompute = config.recompute;

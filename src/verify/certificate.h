@@ -35,6 +35,7 @@ struct CertificateInput {
   const ForwardSchedules* evaluate = nullptr;  // nullptr: no evaluation
   std::vector<int32_t> zero;                   // ScheduleChoice::zero of all plans in question
   HardwareProfile profile;
+  int ranks_on_node = 1;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
   std::map<PlaceKey, Where> pins;
   WorkspaceRules rules;

@@ -40,7 +40,11 @@ class Deriving {
  public:
   Deriving(const StepWork& work, const HardwareProfile& profile, const Budgets& budgets,
            double horizon)
-      : work_(work), profile_(profile), spans_(static_cast<int32_t>(work.spans.size())) {
+      : work_(work),
+        profile_(profile),
+        spans_(static_cast<int32_t>(work.spans.size())),
+        h2d_rate_(rate_alone(work.resources, Traffic::h2d)),
+        d2h_rate_(rate_alone(work.resources, Traffic::d2h)) {
     for (const verify_detail::Span& span : work.spans)
       seconds_.push_back(column(horizon, span.times));
     columns_of_choices();
@@ -223,10 +227,8 @@ class Deriving {
       for (int p = 0; p < positions(c); ++p)
         for (const auto& [k, moved] : c.streamed[p].by_span) {
           moves = true;
-          const double in =
-              moved.in + moved.in_copies * profile_.copy_seconds * profile_.h2d_bandwidth;
-          const double out =
-              moved.out + moved.out_copies * profile_.copy_seconds * profile_.d2h_bandwidth;
+          const double in = moved.in + moved.in_copies * profile_.copy_seconds * h2d_rate_;
+          const double out = moved.out + moved.out_copies * profile_.copy_seconds * d2h_rate_;
           needed[k].add(columns_[i].host[p], -in);
           made[k].add(columns_[i].host[p], out);
           all_in += in;
@@ -308,8 +310,8 @@ class Deriving {
     for (int32_t k = 0; k < spans_; ++k) {
       Sum in, out;
       for (int pool = 0; pool < kPools; ++pool) {
-        in.add(in_[pool][k], 1 / profile_.h2d_bandwidth);
-        out.add(out_[pool][k], 1 / profile_.d2h_bandwidth);
+        in.add(in_[pool][k], 1 / h2d_rate_);
+        out.add(out_[pool][k], 1 / d2h_rate_);
       }
       if (!in.empty()) at_most("h2d " + name(k), 0, in.add(seconds_[k], -1));
       if (!out.empty()) at_most("d2h " + name(k), 0, out.add(seconds_[k], -1));
@@ -334,6 +336,7 @@ class Deriving {
   const StepWork& work_;
   const HardwareProfile& profile_;
   int32_t spans_ = 0;
+  double h2d_rate_, d2h_rate_;  // bytes a second that no copy exceeds
   CertificateProgram program_;
   std::vector<int32_t> seconds_, rotated_, rings_, gathers_, sums_;
   std::vector<Columns> columns_;

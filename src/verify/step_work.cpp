@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "graph/builder.h"
+#include "graph/exchange_cost.h"
 #include "graph/op_seconds.h"
 #include "verify/stays.h"
 
@@ -14,6 +15,7 @@ namespace {
 class Reading {
  public:
   Reading(const CertificateInput& input, int32_t group, int32_t blocks) : input_(input) {
+    work_.resources = shared_resources(input.profile, input.ranks_on_node);
     at_end_.group = group;
     at_end_.zero = input.zero;
     const Schedule& train = input.train->get(at_end_);
@@ -141,16 +143,10 @@ class Reading {
     return op_seconds(node.op, node.attrs, types, input_.profile, input_.bf16);
   }
 
-  double exchange_seconds(const Node& node, const Graph& g) const {
-    double out = 0, in = 0;
-    for (const Transfer& t : node.transfers) {
-      const Operand& o = t.send ? node.in[t.operand] : node.out[t.operand];
-      const int64_t count = o.count < 0 ? g.tensors[o.tensor].dims.count() : o.count;
-      (t.send ? out : in) += static_cast<double>(count * size_of(g.tensors[o.tensor].dtype));
-    }
-    const HardwareProfile& p = input_.profile;
-    const double rate = p.intra_node_bandwidth > 0 ? p.intra_node_bandwidth : p.memory_bandwidth;
-    return p.copy_seconds + std::max(out, in) / rate;
+  double communication_seconds(const Node& node, const Schedule& schedule) const {
+    const RankPlace place{schedule.spec.rank, input_.ranks_on_node};
+    return exchange_seconds(exchange_bytes(node, schedule.graph, place), input_.profile,
+                            work_.resources);
   }
 
   // How much of the v-th iteration of the three is made of iterations [from, from + trip).
@@ -198,7 +194,7 @@ class Reading {
       } else if (node.kind == NodeKind::op) {
         work_.spans[now].seconds += part * seconds(node, g);
       } else if (node.kind == NodeKind::exchange) {
-        const double time = part * exchange_seconds(node, g);
+        const double time = part * communication_seconds(node, schedule);
         if (pass)
           work_.gathers[span(v, work_of(node.pass), b)] += time;
         else

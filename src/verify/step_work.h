@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/resources.h"
 #include "verify/certificate.h"
 
 namespace spillway::verify_detail {
@@ -60,6 +61,7 @@ struct Repeat {
 };
 
 struct StepWork {
+  std::vector<SharedResource> resources;  // of one device
   int32_t buckets = 0;
   std::vector<Span> spans;
   std::array<int32_t, 3> begins = {-1, -1, -1};  // of each iteration

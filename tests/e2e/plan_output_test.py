@@ -44,6 +44,11 @@ class Text(unittest.TestCase):
             self.assertIn(f"{1e3 * j['step_seconds']:.2f} ms", text)
             self.assertIn(f"{1e3 * j['bound_seconds']:.2f} ms", text)
             self.assertIn(f"{1e3 * j['exposed_transfer_seconds']:.2f} ms", text)
+            causes = j["exposed_seconds"]
+            self.assertEqual(list(causes), ["h2d", "d2h", "communication", "cpu_update"])
+            self.assertAlmostEqual(causes["h2d"] + causes["d2h"], j["exposed_transfer_seconds"])
+            self.assertIn(f"{1e3 * causes['h2d']:.2f} ms of copies in", text)
+            self.assertIn(f"{1e3 * causes['communication']:.2f} ms of communication", text)
             self.assertIn(f"at most {100 * j['gap']:.2f} % are left", text)
             self.assertAlmostEqual(j["gap"], j["step_seconds"] / j["bound_seconds"] - 1)
             self.assertIn(f"MFU {100 * j['mfu']:.1f} %", text)

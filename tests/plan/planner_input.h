@@ -38,6 +38,7 @@ struct PlannerInput {
     input.train = &train;
     input.evaluate = config.train.eval_every > 0 ? &evaluate : nullptr;
     input.profile = load_profile(config.hardware);
+    input.ranks_on_node = ranks;
     input.budgets = {int64_t{1} << 60, int64_t{1} << 60};
     input.offload = config.offload;
     input.recompute = config.recompute;
