@@ -13,6 +13,7 @@ namespace spillway {
 struct LpSolver::State {
   Clp_Simplex* clp = Clp_newModel();
   std::vector<double> column_scale, row_scale, cost;
+  double cost_scale = 0;
   bool warm = false;  // started from another program's basis
   State() = default;
   State(const State&) = delete;
@@ -44,6 +45,10 @@ LpSolver::LpSolver(const Lp& lp) : state_(std::make_unique<State>()) {
     state_->column_scale.push_back(c.scale);
     state_->cost.push_back(c.cost);
   }
+  // The solver's tolerances are absolute: the largest cost becomes one.
+  for (const double c : cost) state_->cost_scale = std::max(state_->cost_scale, std::abs(c));
+  if (state_->cost_scale == 0) state_->cost_scale = 1;
+  for (double& c : cost) c /= state_->cost_scale;
   std::vector<CoinBigIndex> start(lp.columns.size() + 1, 0);
   for (const LpRow& r : lp.rows) {
     row_lower.push_back(clp_bound(r.lower, r.scale));
@@ -117,7 +122,7 @@ LpSolution LpSolver::solve() {
     solution.objective += solution.columns.back() * state_->cost[c];
   }
   const double* duals = Clp_dualRowSolution(state_->clp);
-  for (size_t r = 0; r < rows; ++r) solution.duals.push_back(duals[r] / state_->row_scale[r]);
+  for (size_t r = 0; r < rows; ++r) solution.duals.push_back(duals[r] * state_->cost_scale / state_->row_scale[r]);
   return solution;
 }
 

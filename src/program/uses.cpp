@@ -55,12 +55,19 @@ class RingOfTensor {
 
 using UseKey = std::array<int32_t, 5>;
 
-UseKey key_of(const Tensor& t, int32_t ring, const Item& item, int32_t micro) {
+// `passes`: the stage has forward passes. A rotated update's parameters stay for the pass that
+// follows: it need not wait for their way home and back.
+UseKey key_of(const Tensor& t, int32_t ring, const Item& item, int32_t micro, bool passes,
+              bool of_block) {
   const int32_t phase = static_cast<int32_t>(item.phase);
   if (staged(t.role)) return {ring, item.node->unit, phase, 0, micro};
   if (t.role == Role::activation || t.role == Role::partial_grad)
     return {ring, t.layer, phase, 0, micro};
-  if (item.phase == StepPhase::update) return {ring, item.node->unit, phase, 0, micro};
+  if (item.phase == StepPhase::update) {
+    if (passes && of_block && t.role == Role::param)
+      return {ring, t.layer, static_cast<int32_t>(StepPhase::forward), t.layer, micro};
+    return {ring, item.node->unit, phase, 0, micro};
+  }
   return {ring, t.layer, phase, item.node->layer, micro};
 }
 
@@ -82,6 +89,9 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
   StagePlan plan{sequencer.build(stage), {}, {}};
   plan.use_of.reserve(plan.operands.size());
   std::map<UseKey, int32_t> index;
+  const bool passes =
+      std::any_of(plan.items.begin(), plan.items.end(),
+                  [](const Item& item) { return item.phase == StepPhase::forward; });
   for (int32_t p = 0; p < static_cast<int32_t>(plan.items.size()); ++p) {
     const Item& item = plan.items[p];
     Instance before;  // the last operand's; the pieces of an exchange are of few tensors
@@ -91,8 +101,10 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
       if (sequencer.store(instance) != Store::ring) return kNone;
       const Tensor& t = g.tensors[instance.tensor];
       const int32_t ring = ring_of(instance.tensor, item.phase);
-      const auto [it, fresh] = index.try_emplace(key_of(t, ring, item, instance.micro),
-                                                 static_cast<int32_t>(plan.uses.size()));
+      const bool of_block = t.layer >= 1 && t.layer <= g.layers;
+      const auto [it, fresh] =
+          index.try_emplace(key_of(t, ring, item, instance.micro, passes, of_block),
+                            static_cast<int32_t>(plan.uses.size()));
       if (fresh) {
         Use& use = plan.uses.emplace_back();
         use.ring = ring;

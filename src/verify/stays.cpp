@@ -123,16 +123,20 @@ std::string ring_of(const Graph& g, const Tensor& t, Work work) {
 }
 
 // Visits that share a stay: those of one layer's activations in one pass; of one unit in sums and
-// updates; of one layer's parameters or gradients by nodes of one layer in one pass.
+// updates; of one layer's parameters or gradients by nodes of one layer in one pass. What a rotated
+// update writes of a block's parameters stays for the forward pass after it.
 using StayKey = std::tuple<std::string, int32_t, Work, int32_t, int32_t>;
 
-StayKey key_of(const Graph& g, const Tensor& t, const Node& node, int32_t micro) {
+StayKey key_of(const Graph& g, const Tensor& t, const Node& node, int32_t micro, bool rotated) {
   const Work work = work_of(node.pass);
   std::string ring = ring_of(g, t, work);
   if (t.role == Role::staging || t.role == Role::node_staging)
     return {std::move(ring), node.unit, work, 0, micro};
   if (t.role == Role::activation || t.role == Role::partial_grad)
     return {std::move(ring), t.layer, work, 0, micro};
+  const bool block = t.layer > 0 && t.layer <= g.layers;
+  if (work == Work::update && rotated && block && t.role == Role::param)
+    return {std::move(ring), t.layer, Work::forward, t.layer, micro};
   if (work == Work::update) return {std::move(ring), node.unit, work, 0, micro};
   return {std::move(ring), t.layer, work, node.layer, micro};
 }
@@ -140,7 +144,10 @@ StayKey key_of(const Graph& g, const Tensor& t, const Node& node, int32_t micro)
 class StageStays {
  public:
   StageStays(const Schedule& schedule, const Storage& storage, const Stage& stage)
-      : graph_(schedule.graph), storage_(storage), stage_(stage) {}
+      : graph_(schedule.graph), storage_(storage), stage_(stage) {
+    for (const Visit& visit : stage.visits)
+      forward_ |= graph_.nodes[visit.node].pass == Pass::forward;
+  }
 
   std::vector<Stay> find() {
     for (size_t v = 0; v < stage_.visits.size(); ++v) {
@@ -166,7 +173,7 @@ class StageStays {
     const Tensor& t = graph_.tensors[id];
     const int32_t micro = storage_.micro(id, visit.micro);
     const auto [it, fresh] =
-        index_.try_emplace(key_of(graph_, t, graph_.nodes[visit.node], micro), stays_.size());
+        index_.try_emplace(key_of(graph_, t, graph_.nodes[visit.node], micro, forward_), stays_.size());
     if (fresh) {
       stays_.emplace_back();
       stays_.back().ring = std::get<0>(it->first);
@@ -188,6 +195,7 @@ class StageStays {
   const Graph& graph_;
   const Storage& storage_;
   const Stage& stage_;
+  bool forward_ = false;  // updates of this stage are rotated ones
   std::vector<Stay> stays_;
   std::map<StayKey, size_t> index_;
 };
