@@ -88,7 +88,7 @@ class Building {
       for (const Streaming& streaming : unit.streaming)
         for (const SlotNeed& need : streaming.slots)
           if (need.ring == ring) slot = std::max(slot, need.bytes);
-    return aid_.slots * slot;
+    return aid_.slots_of(model_.rings[ring].pool, model_.choice.group) * slot;
   }
 
   void add_columns() {
@@ -323,12 +323,13 @@ class Building {
     for (size_t u = 0; u < model_.units.size(); ++u) {
       const BucketUnit& unit = model_.units[u];
       if (unit.pool != pool || !streams(unit)) continue;
+      const int32_t slots = std::max(1, aid_.slots_of(pool, model_.choice.group));
       for (size_t r = 0; r < model_.rings.size(); ++r) {
         Terms terms;
         for (int p = 0; p < kPositions; ++p)
           for (const SlotNeed& need : unit.streaming[p].slots)
             if (need.ring == static_cast<int32_t>(r) && result_.units[u].host[p] >= 0)
-              terms.push_back({result_.units[u].host[p], -std::max(1, aid_.slots) * need.bytes});
+              terms.push_back({result_.units[u].host[p], -slots * need.bytes});
         if (terms.empty()) continue;
         terms.push_back({result_.rings[r], 1});
         row("slot of " + label(unit) + " in " + model_.rings[r].name, 0, kInfinity, byte_scale_,

@@ -15,6 +15,8 @@
 // Start-up time of copies counts as bytes that the link could have moved meanwhile.
 #pragma once
 
+#include <algorithm>
+
 #include "plan/lp.h"
 #include "plan/step_model.h"
 
@@ -46,7 +48,14 @@ struct BoundLp {
 
 // What makes the program one to round instead of a bound.
 struct RoundingAid {
-  int32_t slots = 0;         // of every ring, no more and no fewer; 0: what the program likes
+  int32_t slots = 0;  // of every ring, no more and no fewer; 0: what the program likes
+  // Micro-batches of a group pass through a layer one after the other, each in a slot of its own,
+  // while the copies of the next layer's parameters and states take their time: as many layers'
+  // slots would be too few.
+  int32_t slots_of(Pool pool, int32_t group) const {
+    constexpr int32_t kVisits = 8;
+    return pool == Pool::activations ? std::max(slots, std::min(group, kVisits * slots)) : slots;
+  }
   double usable_link = 1;    // part of the links' time that may be filled
   double cost_of_bytes = 0;  // seconds that moving a byte costs besides: nothing moves in vain
 };

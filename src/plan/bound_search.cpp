@@ -106,9 +106,11 @@ class BoundSearch {
 
   void explore(const Group& group, bool offload) {
     if (std::isinf(group.bound) || (offload && !offloads())) return;
-    constexpr RoundingAid kAids[] = {{2, 1, 0.003},   {3, 1, 0.003},  {1, 1, 0.003},
-                                     {2, 0.6, 0.003}, {4, 1, 0.0005}, {1, 0.4, 0.003},
-                                     {2, 1, 0.03}};
+    // Links that are planned full make compute wait for every delay; small rings hide less, large
+    // ones leave less memory.
+    constexpr RoundingAid kAids[] = {{2, 0.8, 0.003}, {2, 0.6, 0.003}, {3, 1, 0.003},
+                                     {2, 0.4, 0.003}, {2, 1, 0.003},   {4, 1, 0.0005},
+                                     {1, 1, 0.003},   {2, 1, 0.03}};
     for (const Budgets& budgets : ladder()) {
       LpSolver::Basis basis;  // not of other budgets: what a rung finds depends on it alone
       for (RoundingAid aid : kAids) {
@@ -139,7 +141,7 @@ class BoundSearch {
       if (!solution.feasible || layouts_ <= 0) return false;
       start = solver.basis();
       if (attempt == 1) basis = start;
-      Candidate candidate = rounded(group.model, program, solution.columns, aid.slots);
+      Candidate candidate = rounded(group.model, program, solution.columns, aid);
       candidate.schedule.reduce_delay = reduce_delay;
       for (const auto& [key, where] : placement_of_pins(input_).where)
         candidate.placement.where[key] = where;

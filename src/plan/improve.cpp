@@ -1,6 +1,5 @@
 // Improvement by swaps: what rounding to whole layers lost, found again move by move.
 #include <algorithm>
-#include <map>
 #include <set>
 #include <string>
 
@@ -31,8 +30,9 @@ class Improvement {
     bool improved = true;
     while (improved && left_ > 0) {
       improved = false;
-      for (const auto moves : {&Improvement::ring_moves, &Improvement::order_moves,
-                               &Improvement::unit_moves, &Improvement::swap_moves}) {
+      for (const auto moves :
+           {&Improvement::ring_moves, &Improvement::order_moves, &Improvement::group_moves,
+            &Improvement::unit_moves, &Improvement::swap_moves}) {
         for (const Move& move : (this->*moves)()) {
           if (left_ <= 0) break;
           improved |= take(move);
@@ -75,7 +75,8 @@ class Improvement {
     for (const std::string& place : streamed)
       for (const int32_t by : {1, -1}) {
         const int32_t slots = best_.placement.slots_of(place) + by;
-        if (slots >= 1 && slots <= kMostSlots) moves.push_back({{}, {{place, slots}}, {}});
+        if (slots >= 1 && (by < 0 || slots <= kMostSlots))
+          moves.push_back({{}, {{place, slots}}, {}});
       }
     return moves;
   }
@@ -99,6 +100,21 @@ class Improvement {
       move.updates.push_back(
           {layer, best_.schedule.rotates(layer) ? UpdatePosition::end : UpdatePosition::rotated});
       moves.push_back(move);
+    }
+    return moves;
+  }
+
+  // All layers of a name at once: what one layer alone does not pay for.
+  std::vector<Move> group_moves() const {
+    std::vector<Move> moves;
+    for (const Group& group : space_.groups) {
+      if (group.units.size() < 2) continue;
+      for (const Where where : group.choices) {
+        Move move;
+        for (const PlaceUnit& unit : group.units)
+          if (where != best_.placement.where.at(unit.key)) move.places.push_back({unit.key, where});
+        if (!move.places.empty()) moves.push_back(std::move(move));
+      }
     }
     return moves;
   }

@@ -31,7 +31,7 @@ class Debt {
 }  // namespace
 
 Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<double>& columns,
-                  int32_t slots) {
+                  const RoundingAid& aid) {
   Candidate result;
   result.schedule = model.choice;
   const auto value = [&](int32_t column) { return column < 0 ? 0.0 : columns[column]; };
@@ -55,10 +55,12 @@ Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<d
   }
 
   for (size_t n = 0; n < names.size(); ++n) {
+    Pool pool = Pool::activations;
     Debt<3> debt(static_cast<double>(n) / static_cast<double>(names.size()) - 0.5);
     for (size_t u = 0; u < model.units.size(); ++u) {
       const BucketUnit& unit = model.units[u];
       if (unit.name != names[n]) continue;
+      pool = unit.pool;
       const UnitColumns& c = lp.units[u];
       const std::array<double, 3> fractions = {value(c.device[0]) + value(c.device[1]),
                                                value(c.recompute),
@@ -72,7 +74,7 @@ Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<d
         result.placement.where[key] = kChoices[choice];
       }
     }
-    result.placement.slots[names[n]] = slots;
+    result.placement.slots[names[n]] = aid.slots_of(pool, model.choice.group);
   }
   return result;
 }

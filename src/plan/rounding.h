@@ -8,8 +8,8 @@ namespace spillway {
 
 // Every unit gets one place: of a name, as many layers as the fractions say in sum, spread evenly
 // and out of step with other names', so that the links' work is even over the layers. Rotated
-// updates likewise. `slots`: of every ring.
+// updates likewise. `aid`: what the program was made with.
 Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<double>& columns,
-                  int32_t slots);
+                  const RoundingAid& aid);
 
 }  // namespace spillway

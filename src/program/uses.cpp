@@ -89,9 +89,9 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
   StagePlan plan{sequencer.build(stage), {}, {}};
   plan.use_of.reserve(plan.operands.size());
   std::map<UseKey, int32_t> index;
-  const bool passes =
-      std::any_of(plan.items.begin(), plan.items.end(),
-                  [](const Item& item) { return item.phase == StepPhase::forward; });
+  const bool passes = std::any_of(plan.items.begin(), plan.items.end(), [](const Item& item) {
+    return item.phase == StepPhase::forward;
+  });
   for (int32_t p = 0; p < static_cast<int32_t>(plan.items.size()); ++p) {
     const Item& item = plan.items[p];
     Instance before;  // the last operand's; the pieces of an exchange are of few tensors

@@ -172,8 +172,8 @@ class StageStays {
     if (!storage_.chosen(id) && !storage_.homeless(id)) return;
     const Tensor& t = graph_.tensors[id];
     const int32_t micro = storage_.micro(id, visit.micro);
-    const auto [it, fresh] =
-        index_.try_emplace(key_of(graph_, t, graph_.nodes[visit.node], micro, forward_), stays_.size());
+    const auto [it, fresh] = index_.try_emplace(
+        key_of(graph_, t, graph_.nodes[visit.node], micro, forward_), stays_.size());
     if (fresh) {
       stays_.emplace_back();
       stays_.back().ring = std::get<0>(it->first);

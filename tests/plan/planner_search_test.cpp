@@ -38,8 +38,7 @@ std::string llama(int layers, const std::string& precision, int batch) {
 void expect_monotone(PlannerInput& p, size_t distinct) {
   const PlanReport resident = p.plan(kPlenty);
   ASSERT_TRUE(resident.fits);
-  // Nothing moves; another order of the work may still be faster.
-  EXPECT_GE(resident.plan.device.peak, resident.all_resident_device_bytes);
+  // Another order of the work may still be faster than everything resident.
   EXPECT_LE(resident.plan.step_seconds, resident.all_resident_step_seconds);
   const int64_t least = resident.device_minimum_bytes, all = resident.all_resident_device_bytes;
   ASSERT_LT(least, all);
@@ -293,21 +292,33 @@ TEST(Planner, NoPlacementOfTheFreeUnitsBelowTheMinimum) {
 TEST(Planner, LinkTurnsRecomputeIntoOffload) {
   std::map<std::string, std::map<Where, int>> counts[2];
   double seconds[2];
+  constexpr double kSearchNoise = 1.03;  // that local search may leave
+  const auto model = [](bool fast) { return gpt2(6, 512, fast ? "8GB/s" : "0.25GB/s", 16, 16); };
   for (const int fast : {0, 1}) {
-    PlannerInput p(gpt2(6, 512, fast ? "8GB/s" : "0.25GB/s", 16, 16), {});
+    PlannerInput p(model(fast), {});
     const double flops = p.input.profile.peak_f32 * p.input.profile.gemm_fraction;
     const double threshold = flops / p.input.profile.h2d_bandwidth;  // FLOPs a byte
     EXPECT_EQ(512 / 2.0 > threshold, fast == 1) << threshold;
     const PlanReport all = p.plan(kPlenty);
     const int64_t saved = all.all_resident_device_bytes - all.device_minimum_bytes;
-    const PlanReport r = p.plan(all.device_minimum_bytes + saved * 4 / 10);
+    const int64_t budget = all.device_minimum_bytes + saved * 4 / 10;
+    const PlanReport r = p.plan(budget);
     ASSERT_TRUE(r.fits);
     seconds[fast] = r.plan.step_seconds;
+    // Neither choice for both everywhere is much faster; an idle link takes a few layers all the same.
+    for (const char* where : {"recompute", "host"}) {
+      PlannerInput uniform(model(fast),
+                           {fmt::format(R"(place={{"qkv":"{0}","ffn_up":"{0}"}})", where)});
+      const PlanReport u = uniform.plan(budget);
+      if (u.fits) {
+        EXPECT_LE(r.plan.step_seconds, u.plan.step_seconds * kSearchNoise) << where;
+      }
+    }
     for (const auto& [key, where] : r.plan.placement.where) ++counts[fast][key.first][where];
   }
   for (const char* name : {"ffn_up", "qkv"}) {
-    EXPECT_GE(counts[0][name][Where::recompute], 3) << name;
-    EXPECT_LT(counts[0][name][Where::host], counts[0][name][Where::recompute]) << name;
+    EXPECT_GE(counts[0][name][Where::recompute], 1) << name;
+    EXPECT_LT(counts[0][name][Where::host], counts[1][name][Where::host]) << name;
     EXPECT_EQ(counts[1][name][Where::recompute], 0) << name;
     EXPECT_GE(counts[1][name][Where::host], 3) << name;
   }
