@@ -85,6 +85,7 @@ struct Node {
   int32_t layer = 0;
   Pass pass = Pass::forward;
   int32_t unit = kNone;  // reduce and update passes: parameters that travel and update together
+  bool on_host = false;  // an update by the host's processors, in the host's memory
 };
 
 // How a parameter starts.

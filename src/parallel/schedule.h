@@ -35,9 +35,11 @@ struct ParallelSpec {
   }
 };
 
-// When a layer's parameters are updated: at the end of the step, or rotated, just before the
-// layer's forward pass in the next step, so that its streamed state has work to hide behind.
-enum class UpdatePosition : uint8_t { end, rotated };
+// When and where a layer's parameters are updated: at the end of the step, or rotated, just before
+// the layer's forward pass in the next step, so that what it needs has work to hide behind; on the
+// device, or on the host's processors, where its masters and moments then live: gradients go there,
+// parameters come back, and no state crosses the link.
+enum class UpdatePosition : uint8_t { end, rotated, host, host_rotated };
 
 // What of a schedule is the planner's to choose. None of it changes a bit.
 struct ScheduleChoice {
@@ -49,12 +51,19 @@ struct ScheduleChoice {
   // and a group's activations are alive at once.
   int32_t group = 1;
   std::vector<UpdatePosition> update;  // by layer; empty: all at the end of the step
-  bool rotates(int32_t layer) const {
-    return layer < static_cast<int32_t>(update.size()) && update[layer] == UpdatePosition::rotated;
+  UpdatePosition position(int32_t layer) const {
+    return layer < static_cast<int32_t>(update.size()) ? update[layer] : UpdatePosition::end;
   }
-  bool rotates() const {
-    return std::find(update.begin(), update.end(), UpdatePosition::rotated) != update.end();
+  static bool rotated(UpdatePosition p) {
+    return p == UpdatePosition::rotated || p == UpdatePosition::host_rotated;
   }
+  static bool on_host(UpdatePosition p) {
+    return p == UpdatePosition::host || p == UpdatePosition::host_rotated;
+  }
+  bool rotates(int32_t layer) const { return rotated(position(layer)); }
+  bool rotates() const { return std::any_of(update.begin(), update.end(), rotated); }
+  bool updates_on_host(int32_t layer) const { return on_host(position(layer)); }
+  bool updates_on_host() const { return std::any_of(update.begin(), update.end(), on_host); }
   std::vector<int32_t> zero;  // stage by layer, as ParallelSpec::zero; empty: that
   int32_t zero_of(int32_t layer, const ParallelSpec& spec) const {
     return zero.empty() ? spec.zero : zero[static_cast<size_t>(layer)];

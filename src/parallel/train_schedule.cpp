@@ -408,6 +408,7 @@ class TrainSchedule : private RankSums {
       const Operand state = p.master == kNone ? param : range(p.master, state_begin, r.count);
       const Operand m = range(p.moment1, state_begin, r.count);
       const Operand v = range(p.moment2, state_begin, r.count);
+      node.on_host = schedule_.choice.updates_on_host(layer_of(piece));
       const bool rotated = schedule_.choice.rotates(tensor(p.param).layer);
       node.in = {grad, {rotated ? pending_ : scalars_}, state, m, v};
       node.out = {state, m, v};

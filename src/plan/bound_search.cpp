@@ -142,6 +142,7 @@ class BoundSearch {
       start = solver.basis();
       if (attempt == 1) basis = start;
       Candidate candidate = rounded(group.model, program, solution.columns, aid);
+      candidate.schedule = schedule_of_pins(input_, std::move(candidate.schedule));
       candidate.schedule.reduce_delay = reduce_delay;
       for (const auto& [key, where] : placement_of_pins(input_).where)
         candidate.placement.where[key] = where;

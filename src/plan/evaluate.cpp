@@ -48,8 +48,10 @@ Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleC
   Plan plan;
   const Schedule& train = input.train->get(schedule);
   plan.placement = placement;
-  for (const PlaceUnit& unit : place_units(train))
-    plan.placement.where.try_emplace(unit.key, Where::device);
+  for (const PlaceUnit& unit : place_units(train)) {
+    Where& where = plan.placement.where.try_emplace(unit.key, Where::device).first->second;
+    if (unit.state && schedule.updates_on_host(unit.key.second)) where = Where::host;
+  }
   plan.schedule = schedule;
   plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
   if (input.saves)

@@ -51,7 +51,7 @@ class Improvement {
       next.schedule.update.resize(layers() + 2, UpdatePosition::end);
       next.schedule.update[layer] = position;
     }
-    if (!next.schedule.rotates()) next.schedule.update.clear();
+    next.schedule = schedule_of_pins(input_, std::move(next.schedule));
     if (move.reduce_delay >= 0) next.schedule.reduce_delay = move.reduce_delay;
     if (next == Candidate{best_.placement, best_.schedule}) return false;
     --left_;

@@ -21,7 +21,57 @@ std::string list(const std::vector<std::string>& names) {
   return text;
 }
 
+constexpr const char* kUpdate = "update";
+constexpr std::pair<const char*, UpdatePosition> kPositions[] = {
+    {"end", UpdatePosition::end},
+    {"rotated", UpdatePosition::rotated},
+    {"host", UpdatePosition::host},
+    {"host_rotated", UpdatePosition::host_rotated}};
+
+UpdatePosition parse_position(const std::string& pin, const std::string& value) {
+  std::vector<std::string> names;
+  for (const auto& [name, position] : kPositions) {
+    if (value == name) return position;
+    names.push_back(name);
+  }
+  bad_input("place.{}: an update cannot stand at \"{}\"; did you mean \"{}\"? ({})", pin, value,
+            nearest(value, names), list(names));
+}
+
+struct PinnedUpdate {
+  UpdatePosition position;
+  std::string pin;
+};
+
+std::map<int32_t, PinnedUpdate> pinned_updates(const PlanInput& input, int32_t layers) {
+  std::map<int32_t, PinnedUpdate> result;
+  for (const auto& [pin, value] : input.pins) {
+    const auto [name, of] = parse_place_key(pin, layers);
+    if (name != kUpdate) continue;
+    const UpdatePosition position = parse_position(pin, value);
+    for (const int32_t layer : of) {
+      const auto [before, fresh] = result.try_emplace(layer, PinnedUpdate{position, pin});
+      if (!fresh && before->second.position != position)
+        bad_input("place.{} and place.{} contradict each other about the same layer's update",
+                  before->second.pin, pin);
+    }
+  }
+  return result;
+}
+
 }  // namespace
+
+ScheduleChoice schedule_of_pins(const PlanInput& input, ScheduleChoice choice) {
+  const int32_t layers = input.train->get({}).graph.layers;
+  for (const auto& [layer, update] : pinned_updates(input, layers)) {
+    choice.update.resize(static_cast<size_t>(layers) + 2, UpdatePosition::end);
+    choice.update[static_cast<size_t>(layer)] = update.position;
+  }
+  if (std::all_of(choice.update.begin(), choice.update.end(),
+                  [](UpdatePosition p) { return p == UpdatePosition::end; }))
+    choice.update.clear();
+  return choice;
+}
 
 Placement placement_of_pins(const PlanInput& input) {
   const Schedule& train = input.train->get({});
@@ -35,8 +85,9 @@ Placement placement_of_pins(const PlanInput& input) {
   Placement placement;
   std::map<PlaceKey, std::string> pinned_by;  // default: resident
   for (const auto& [pin, value] : input.pins) {
-    const Where where = parse_where(pin, value);
     const auto [name, layers] = parse_place_key(pin, train.graph.layers);
+    if (name == kUpdate) continue;
+    const Where where = parse_where(pin, value);
     if (std::find(names.begin(), names.end(), name) == names.end())
       bad_input("place.{}: this model has nothing of the name \"{}\"; did you mean \"{}\"? ({})",
                 pin, name, nearest(name, names), list(names));
@@ -55,6 +106,20 @@ Placement placement_of_pins(const PlanInput& input) {
       placement.where[unit->first] = where;
     }
     if (!found) bad_input("place.{}: none of these layers has a \"{}\"", pin, name);
+  }
+  for (const auto& [layer, update] : pinned_updates(input, train.graph.layers)) {
+    if (!ScheduleChoice::on_host(update.position)) continue;
+    for (const char* name : {"moments", "master"}) {
+      const auto unit = units.find({name, layer});
+      if (unit == units.end()) continue;
+      const auto [before, fresh] = pinned_by.try_emplace(unit->first, update.pin);
+      if (!fresh && placement.where.at(unit->first) != Where::host)
+        bad_input(
+            "place.{} and place.{} contradict each other: what is updated on the host has its "
+            "\"{}\" there",
+            before->second, update.pin, name);
+      placement.where[unit->first] = Where::host;
+    }
   }
   return placement;
 }

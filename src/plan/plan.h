@@ -72,8 +72,8 @@ struct PlanReport {
   // The fastest plan found that keeps nothing on the host and fits the device; 0: none.
   int64_t no_offload_device_bytes = 0;
   double no_offload_step_seconds = 0;
-  // No plan of any group size, update positions, placement and ring depths is faster than this, in
-  // the model; 0 where nothing fits.
+  // No plan of any group size, positions of updates on the device, placement and ring depths is
+  // faster than this, in the model; 0 where nothing fits, or an update is pinned to the host.
   double bound_seconds = 0;
   std::vector<Certificate> certificates;  // one a group size
   // Seconds of a step that one more byte of device memory saves, and what one more byte a second of
@@ -125,7 +125,9 @@ struct LoadedPlan {
 LoadedPlan placement_from_json(const std::string& text, const std::string& origin,
                                const TrainSchedules& train, const PlanSubject& subject);
 
-// The decision for every unit that the pins name , as make_plan uses them.
+// The decision for every unit that the pins name, as make_plan uses them.
 Placement placement_of_pins(const PlanInput& input);
+// `choice` with the positions of updates that the pins name, likewise.
+ScheduleChoice schedule_of_pins(const PlanInput& input, ScheduleChoice choice);
 
 }  // namespace spillway

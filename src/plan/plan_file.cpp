@@ -2,7 +2,7 @@
 //   { "format": "spillway plan 2",
 //     "numerics": { "hash": HEX, "values": { KEY: VALUE, … } },
 //     "profile": { "name": NAME, "hash": HEX, "values": { KEY: VALUE, … } },
-//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "",
+//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "", "update_on_host": LAYERS,
 //     "zero": { "STAGE": LAYERS, … }, "slots": { PLACE: N, … },
 //     "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … },
 //     "quality": { "device_bytes": N, "host_bytes": N, "threads": N, "bound_seconds": X,
@@ -11,7 +11,8 @@
 //     "report": { … } }
 // with LAYERS as in the config's `place` keys. Every unit of the model is named exactly once, and
 // in "zero" every layer; that stands there only where parallel.zero is "auto".
-// "quality" may be missing: a plan that claims nothing. null: no plan of this group fits.
+// "update_on_host" may be missing: no layer. "quality" may be missing: a plan that claims nothing.
+// null: no plan of this group fits.
 // "report", on one line, is for scripts/report.py; who reads plans passes over it.
 #include <fmt/ranges.h>
 
@@ -230,10 +231,13 @@ std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
   j["profile"].update(subject_json(subject.profile, subject.profile_values));
   j["reduce_delay"] = plan.schedule.reduce_delay;
   j["group"] = plan.schedule.group;
-  std::vector<int32_t> rotated;
-  for (int32_t layer = 0; layer <= blocks + 1; ++layer)
+  std::vector<int32_t> rotated, on_host;
+  for (int32_t layer = 0; layer <= blocks + 1; ++layer) {
     if (plan.schedule.rotates(layer)) rotated.push_back(layer);
+    if (plan.schedule.updates_on_host(layer)) on_host.push_back(layer);
+  }
   j["rotated"] = layers_text(rotated, blocks);
+  if (!on_host.empty()) j["update_on_host"] = layers_text(on_host, blocks);
   if (!plan.schedule.zero.empty()) {
     std::map<int32_t, std::vector<int32_t>> of_stage;
     for (int32_t layer = 0; layer <= blocks + 1; ++layer)
@@ -278,11 +282,19 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
                 schedule.group, fmt::join(groups, ", "));
     const int32_t blocks = schedules.get({}).graph.layers;
     schedule.update.clear();
-    if (const auto text = j.at("rotated").get<std::string>(); !text.empty()) {
-      schedule.update.assign(blocks + 2, UpdatePosition::end);
-      for (const int32_t layer : layers_of("rotated@" + text, blocks, origin).second)
-        schedule.update[layer] = UpdatePosition::rotated;
-    }
+    const auto each_layer = [&](const std::string& key, const std::string& text, auto&& visit) {
+      if (text.empty()) return;
+      schedule.update.resize(blocks + 2, UpdatePosition::end);
+      for (const int32_t layer : layers_of(key + "@" + text, blocks, origin).second)
+        visit(schedule.update[layer]);
+    };
+    each_layer("rotated", j.at("rotated").get<std::string>(),
+               [](UpdatePosition& position) { position = UpdatePosition::rotated; });
+    each_layer("update_on_host", j.value("update_on_host", std::string()),
+               [](UpdatePosition& position) {
+                 position = ScheduleChoice::rotated(position) ? UpdatePosition::host_rotated
+                                                              : UpdatePosition::host;
+               });
     schedule.zero = stages_of(j, schedules.spec(), blocks, origin);
     const Schedule& train = schedules.get(schedule);
     Placement& placement = plan.placement;
@@ -312,6 +324,9 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
         if (unit == units.end())
           bad_input("{}: place.{}: this model has no such tensor; did you mean \"{}\"?", origin,
                     key, nearest(name, names));
+        if (where != 1 && unit->second.state && schedule.updates_on_host(layer))
+          bad_input("{}: place.{} is \"{}\", but this layer is updated on the host", origin, key,
+                    word);
         if (where == 2 && !unit->second.recomputable)
           bad_input("{}: place.{}: cannot be recomputed", origin, key);
         if (!placement.where.try_emplace(unit->first, static_cast<Where>(where)).second)

@@ -63,7 +63,7 @@ namespace {
 PlanReport plan_of_stage(const PlanInput& input) {
   const SearchSpace space = search_space(input);
   PlanReport report;
-  report.plan = evaluate_placement(input, space.base, {});
+  report.plan = evaluate_placement(input, space.base, space.choice);
   report.all_resident_device_bytes = report.plan.device.peak;
   report.all_resident_step_seconds = report.plan.step_seconds;
   const Candidate minimum = least_device_memory(space);
@@ -86,6 +86,10 @@ PlanReport plan_of_stage(const PlanInput& input) {
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
   search_by_bound(input, report, evaluations(space, kFew), consider_plan);
+  if (space.choice.updates_on_host()) {  // the linear program knows updates on the device alone
+    report.bound_seconds = report.seconds_per_device_byte = report.seconds_per_link_rate = 0;
+    report.certificates.clear();
+  }
   if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving) {
     const SearchSpace around = search_space(input, report.plan.schedule);
     report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(around, 0));

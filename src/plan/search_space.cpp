@@ -15,10 +15,10 @@ UnitKind kind_of(const PlaceUnit& unit) {
 
 SearchSpace search_space(const PlanInput& input, const ScheduleChoice& choice) {
   SearchSpace space;
-  space.choice = choice;
+  space.choice = schedule_of_pins(input, choice);
   space.input = &input;
   space.base = placement_of_pins(input);
-  const Schedule& train = input.train->get(choice);
+  const Schedule& train = input.train->get(space.choice);
   space.several_ranks = train.spec.ranks > 1;
   for (const Stage& stage : train.stages) space.nodes += static_cast<int64_t>(stage.visits.size());
   std::map<std::pair<std::string, int>, Group> groups;

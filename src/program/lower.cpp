@@ -1,34 +1,25 @@
 #include <algorithm>
 #include <set>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "program/stages.h"
+#include "program/tensor_buffers.h"
 #include "program/uses.h"
 
 namespace spillway {
 namespace {
 
-constexpr int32_t kInputSlots = 2;  // groups of micro-batches of tokens on the device at once
-
-bool shared_between_programs(const Tensor& t) {
-  const Role role = t.role;
-  return t.carried || role == Role::param || role == Role::master || role == Role::moment ||
-         role == Role::kv_cache;
-}
-
-Scope scope_of(const Tensor& t) {
-  if (shared_between_programs(t)) return Scope::run;
-  return t.role == Role::activation ? Scope::iteration : Scope::step;
-}
+// Updates on the host whose gradients, copied there for them, stand there at once; and how many are
+// given to the host's processors before the first one's parameters are waited for.
+constexpr int32_t kHostSlots = 3;
 
 // Builds one ProgramSet out of several schedules.
-class Lowering {
+class Lowering : private TensorBuffers {
  public:
   // `outline`: no instructions, but when they use what may share bytes.
   Lowering(const std::vector<const Schedule*>& schedules, const Placement& placement,
            const WorkspaceRules& rules, bool outline)
-      : schedules_(schedules), placement_(placement), rules_(rules), outline_(outline) {}
+      : TensorBuffers(schedules), placement_(placement), rules_(rules), outline_(outline) {}
 
   std::vector<SharedUse> take_shared_use() { return std::move(shared_use_); }
 
@@ -38,7 +29,6 @@ class Lowering {
       sequencers_.emplace_back(*s, placement_);
       stages_.push_back(plan_stages(*s, sequencers_.back(), rings_));
       size_rings(*s, placement_, stages_.back(), rings_);
-      fixed_.emplace_back(InstanceIndex(*s).size(), kNone);
     }
     ring_buffer_.resize(rings_.all.size());
     for (const auto& [name, id] : rings_.by_name) {
@@ -49,6 +39,7 @@ class Lowering {
                                      .bytes = ring.slot_bytes,
                                      .versions = ring.slots});
     }
+    add_host_gradients();
     for (size_t s = 0; s < schedules_.size(); ++s) lower_schedule(s);
     if (staging_bytes > 0)
       result_.io["staging"] = add_buffer({.name = "checkpoint staging",
@@ -61,66 +52,120 @@ class Lowering {
   }
 
  private:
-  BufferId add_buffer(Buffer b) {
-    b.bytes = std::max<int64_t>(b.bytes, 1);
-    result_.set.buffers.push_back(std::move(b));
-    return static_cast<BufferId>(result_.set.buffers.size()) - 1;
+  // ---- updates on the host ------------------------------------------------------------------
+
+  bool gradient_on_device(const Node& update) const {
+    return sequencers_[current_].where(update.in[0].tensor) != Where::host;
   }
 
-  // Of step and iteration buffers.
-  const std::string& owner() const {
-    return schedule().borrows.empty() ? schedule().name : schedule().borrows;
+  // Slots for gradients whose home is on the device.
+  void add_host_gradients() {
+    int64_t bytes = 0;
+    for (current_ = 0; current_ < schedules_.size(); ++current_)
+      for (const StagePlan& stage : stages_[current_])
+        for (const Item& item : stage.items)
+          if (item.node->on_host && gradient_on_device(*item.node))
+            bytes = std::max(bytes, count_of(item.node->in[0]) * size_of(Dtype::f32));
+    if (bytes > 0)
+      host_gradients_ = add_buffer({.name = "gradients for updates on the host",
+                                    .place = "gradients",
+                                    .tier = Tier::host,
+                                    .scope = Scope::step,
+                                    .bytes = bytes,
+                                    .versions = kHostSlots});
   }
 
-  std::string qualified(const Tensor& t) const {
-    return shared_between_programs(t) ? t.name : owner() + "." + t.name;
+  int64_t count_of(const Operand& o) const {
+    return o.count < 0 ? schedule().graph.tensors[o.tensor].dims.count() : o.count;
   }
 
-  // By name, so that schedules share it; a schedule that has asked once need not ask again.
-  BufferId tensor_buffer(TensorId id, Tier tier, int32_t micro = 0) {
-    BufferId& known =
-        fixed_[current_][InstanceIndex(schedule())({id, static_cast<int32_t>(tier), micro})];
-    if (known == kNone) known = find_tensor_buffer(id, tier, micro);
-    return known;
+  ProgramOperand fixed_operand(const Operand& o) {
+    const Tensor& t = schedule().graph.tensors[o.tensor];
+    return whole(tensor_buffer(o.tensor, Tier::device), o.begin * size_of(t.dtype), t.dtype,
+                 o.count < 0 ? t.dims : Dims(o.count));
   }
 
-  BufferId find_tensor_buffer(TensorId id, Tier tier, int32_t micro) {
-    const Tensor& t = schedule().graph.tensors[id];
-    std::string name = qualified(t) + of_micro(micro) + (tier == Tier::host ? " (host)" : "");
-    auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
-    if (fresh) {
-      it->second = add_buffer({.name = name,
-                               .place = t.place,
-                               .tensor = current_ == 0 ? id : kNone,
-                               .tier = tier,
-                               .scope = scope_of(t),
-                               .bytes = t.bytes()});
-      if (t.role == Role::kv_cache) result_.kv_caches[t.name] = it->second;
-      if (t.role == Role::scalar && t.carried) result_.io[t.name] = it->second;
+  // Where an update on the host finds its operand; emits the copy to there if it is on the device.
+  ProgramOperand host_operand(const Node& node, const Operand& o) {
+    const Graph& g = schedule().graph;
+    const Tensor& t = g.tensors[o.tensor];
+    const int64_t size = size_of(t.dtype);
+    const Dims dims = o.count < 0 ? t.dims : Dims(o.count);
+    switch (t.role) {
+      case Role::scalar: {
+        const ProgramOperand host = whole(host_copy(o.tensor, t.dims), 0, t.dtype, dims);
+        if (host_scalars_.insert(o.tensor).second)
+          emit_copy(Lane::d2h, t.name, fixed_operand(o), host);
+        return host;
+      }
+      case Role::grad: {
+        if (!gradient_on_device(node)) break;
+        const ProgramOperand host =
+            whole(host_gradients_, 0, t.dtype, dims, {host_updates_++ % kHostSlots, 0});
+        emit_copy(Lane::d2h, t.name, fixed_operand(o), host);
+        return host;
+      }
+      case Role::param: {
+        if (sequencers_[current_].where(o.tensor) == Where::host) break;
+        const Operand& moment = node.in[3];
+        return whole(host_copy(o.tensor, g.tensors[moment.tensor].dims), moment.begin * size,
+                     t.dtype, dims);
+      }
+      default:
+        break;
     }
-    return it->second;
+    return whole(tensor_buffer(o.tensor, Tier::host), o.begin * size, t.dtype, dims);
   }
 
-  static std::string of_micro(int32_t micro) {
-    return micro == 0 ? "" : " of micro-batch +" + std::to_string(micro);
+  void emit_host_update(const Item& item) {
+    const Node& node = *item.node;
+    std::vector<ProgramOperand> in, out;
+    for (const Operand& o : node.in) in.push_back(host_operand(node, o));
+    for (const Operand& o : node.out) {
+      if (const auto same = std::find_if(
+              node.in.begin(), node.in.end(),
+              [&](const Operand& i) { return i.tensor == o.tensor && i.begin == o.begin; });
+          same != node.in.end())
+        out.push_back(in[same - node.in.begin()]);
+      else
+        internal_error("'{}' does not update '{}' in place", node.name,
+                       schedule().graph.tensors[o.tensor].name);
+      if (schedule().graph.tensors[o.tensor].role == Role::param &&
+          sequencers_[current_].where(o.tensor) != Where::host)
+        to_device_.push_back(
+            {schedule().graph.tensors[o.tensor].name, out.back(), fixed_operand(o)});
+    }
+    if (outline_) {
+      ++issued_;
+      return;
+    }
+    Instr& i = program_->instrs.emplace_back();
+    i.kind = InstrKind::op;
+    i.lane = Lane::cpu;
+    i.op = node.op;
+    i.name = node.name;
+    i.micro = micro_batch(item.micro);
+    i.attrs = static_cast<int32_t>(program_->attrs.size());
+    program_->attrs.push_back(node.attrs);
+    for (const auto* operands : {&in, &out})
+      for (const ProgramOperand& o : *operands)
+        if (o.bytes() > 0)
+          i.access.push_back({o.buffer, o.version, o.offset, o.bytes(), operands == &out});
+    i.in = std::move(in);
+    i.out = std::move(out);
+    ++issued_;
   }
+
+  // Parameters that were updated on the host go back to the device, all but the newest `kept`.
+  void emit_updated(size_t kept) {
+    for (; updated_ + kept < to_device_.size(); ++updated_)
+      emit_copy(Lane::h2d, to_device_[updated_].name, to_device_[updated_].from,
+                to_device_[updated_].to);
+  }
+
   Affine micro_batch(int32_t micro) const {  // of the step, by iteration
     return {micro_base_ + micro, schedule().choice.group};
   }
-
-  BufferId host_io(const std::string& name, int64_t bytes, int32_t versions) {
-    auto [it, fresh] = result_.io.try_emplace(name, -1);
-    if (fresh)
-      it->second = add_buffer({.name = name + " (host)",
-                               .place = "batch",
-                               .tier = Tier::host,
-                               .scope = Scope::run,
-                               .bytes = bytes,
-                               .versions = versions});
-    return it->second;
-  }
-
-  const Schedule& schedule() const { return *schedules_[current_]; }
 
   void lower_schedule(size_t index) {
     current_ = index;
@@ -146,8 +191,6 @@ class Lowering {
       shared_use.segments.push_back(segment);
     }
   }
-
-  const std::vector<Buffer>& buffers() const { return result_.set.buffers; }
 
   // ---- copies -------------------------------------------------------------------------------
 
@@ -223,18 +266,6 @@ class Lowering {
   // Of an item's operand `k`, counting inputs and then outputs.
   Stand stand_of(const StagePlan& plan, const Item& item, int32_t k) {
     return stand_of(plan.operands[item.first + k], plan.use_of[item.first + k], plan);
-  }
-
-  BufferId input_buffer(const Tensor& t) {
-    const std::string name = owner() + "." + t.name;
-    auto [it, fresh] = tensor_buffer_.try_emplace(name, -1);
-    if (fresh)
-      it->second = add_buffer({.name = name,
-                               .place = "batch",
-                               .scope = Scope::step,
-                               .bytes = t.bytes(),
-                               .versions = kInputSlots * schedule().choice.group});
-    return it->second;
   }
 
   BufferId transient_buffer(const Instance& instance) {
@@ -368,43 +399,10 @@ class Lowering {
 
   // ---- stages -------------------------------------------------------------------------------
 
-  // For each item, the uses to fetch before it, in order of need. A fetch is issued once its slot
-  // is free, what it fetches has been written back, and the need is not too far off: on an in-order
-  // lane an early copy would hold up later ones that are needed sooner.
-  std::vector<std::vector<int32_t>> fetch_positions(const StagePlan& plan) const {
-    const int32_t items = static_cast<int32_t>(plan.items.size());
-    const int32_t per_layer = 1 + items / (2 * (schedule().graph.layers + 2));
-    std::vector<std::vector<int32_t>> before(items);
-    std::vector<std::vector<int32_t>> of_ring(rings_.all.size());
-    // Item after which the home holds this stage's value.
-    const InstanceIndex index(schedule());
-    std::vector<int32_t> written_back(index.size(), kNone);
-    for (size_t u = 0; u < plan.uses.size(); ++u) {
-      const Use& use = plan.uses[u];
-      const Ring& ring = rings_.all[use.ring];
-      std::vector<int32_t>& uses = of_ring[use.ring];
-      int32_t at = std::max(0, use.first - per_layer * ring.slots);
-      if (use.index >= ring.slots)
-        at = std::max(at, plan.uses[uses[use.index - ring.slots]].last + 1);
-      bool fetch = false;
-      for (const auto& [tensor, piece] : use.pieces) {
-        fetch = fetch || (ring.has_home && !piece.fetch.empty());
-        int32_t& written = written_back[index({tensor, 0, use.micro})];
-        at = std::max(at, written + 1);
-        if (!piece.written.empty()) written = piece.last_write;
-      }
-      uses.push_back(static_cast<int32_t>(u));
-      if (!fetch) continue;
-      if (at > use.first) internal_error("ring '{}' has no slot free in time", ring.name);
-      before[at].push_back(static_cast<int32_t>(u));
-    }
-    return before;
-  }
-
   void lower_stage(const Stage& stage, const StagePlan& plan, bool first, bool last) {
     micro_base_ = stage.micro_base;
     transient_.assign(InstanceIndex(schedule()).size(), kNone);
-    const auto before = fetch_positions(plan);
+    const auto before = fetch_positions(schedule(), rings_, plan);
     std::vector<std::vector<std::pair<int32_t, TensorId>>> after(plan.items.size());  // writebacks
     for (size_t u = 0; u < plan.uses.size(); ++u)
       if (rings_.all[plan.uses[u].ring].has_home)
@@ -413,14 +411,21 @@ class Lowering {
             after[piece.last_write].push_back({static_cast<int32_t>(u), tensor});
 
     emit_inputs(plan, first);
+    host_scalars_.clear();
     for (size_t p = 0; p < plan.items.size(); ++p) {
+      const bool on_host = plan.items[p].node->on_host;
+      emit_updated(on_host ? kHostSlots - 1 : 0);
       for (const int32_t u : before[p])
         for (const auto& [tensor, piece] : plan.uses[u].pieces)
           emit_use_copies(plan.uses[u], tensor, piece, true);
-      emit_item(plan, p);
+      if (on_host)
+        emit_host_update(plan.items[p]);
+      else
+        emit_item(plan, p);
       for (const auto& [u, tensor] : after[p])
         emit_use_copies(plan.uses[u], tensor, plan.uses[u].piece(tensor), false);
     }
+    emit_updated(0);
     if (last) emit_outputs(plan);
   }
 
@@ -476,14 +481,18 @@ class Lowering {
   void collect_homes() {
     current_ = 0;
     const Graph& g = schedule().graph;
-    const auto add = [&](TensorId id, const std::vector<Range>& held) {
-      if (id == kNone) return;
-      const Tier tier = sequencers_[0].where(id) == Where::host ? Tier::host : Tier::device;
+    const auto add_at = [&](TensorId id, BufferId buffer, const std::vector<Range>& held,
+                            bool copy) {
       int64_t offset = 0;
       for (const Range& r : held) {
-        result_.homes.push_back({id, tensor_buffer(id, tier), offset, r.begin, r.count});
+        result_.homes.push_back({id, buffer, offset, r.begin, r.count, copy});
         offset += r.count * size_of(g.tensors[id].dtype);
       }
+    };
+    const auto on_host = [&](TensorId id) { return sequencers_[0].where(id) == Where::host; };
+    const auto add = [&](TensorId id, const std::vector<Range>& held) {
+      if (id != kNone)
+        add_at(id, tensor_buffer(id, on_host(id) ? Tier::host : Tier::device), held, false);
     };
     for (const Param& p : g.params) {
       const std::vector<Range> all = {{0, g.tensors[p.param].dims.count()}};
@@ -492,55 +501,38 @@ class Lowering {
       add(p.master, state);
       add(p.moment1, state);
       add(p.moment2, state);
+      if (schedule().choice.updates_on_host(g.tensors[p.param].layer) && !on_host(p.home()))
+        add_at(p.home(), host_copy(p.home(), g.tensors[p.moment1].dims), state, true);
     }
   }
 
-  const std::vector<const Schedule*>& schedules_;
   const Placement& placement_;
   const WorkspaceRules rules_;
   const bool outline_;
-  Lowered result_;
   std::vector<SharedUse> shared_use_;  // by program; filled in outlines
   std::vector<Sequencer> sequencers_;
   std::vector<std::vector<StagePlan>> stages_;
   Rings rings_;
   std::vector<BufferId> ring_buffer_;  // by ring
-  std::unordered_map<std::string, BufferId> tensor_buffer_;
-  // Buffers found by tensor, tier and micro-batch, by schedule; kNone: not asked for yet.
-  std::vector<std::vector<BufferId>> fixed_;
   // Of the schedule and stage being lowered:
-  size_t current_ = 0;
   Program* program_ = nullptr;
   int32_t sequence_ = 0, micro_base_ = 0;
   InstrId issued_ = 0;
   std::vector<BufferId> transient_;  // by InstanceIndex; kNone: none yet
   std::vector<TensorType> types_;    // of one op's inputs
+  // Of updates on the host:
+  BufferId host_gradients_ = kNone;
+  int32_t host_updates_ = 0;         // that had their gradient copied
+  std::set<TensorId> host_scalars_;  // that this stage has copied
+  struct Updated {
+    std::string name;
+    ProgramOperand from, to;
+  };
+  std::vector<Updated> to_device_;  // parameters, in order of their updates
+  size_t updated_ = 0;              // of them, on their way
 };
 
 }  // namespace
-
-std::vector<PlaceUnit> place_units(const Schedule& train) {
-  const Placement all_resident;
-  const Sequencer sequencer(train, all_resident);
-  std::map<PlaceKey, PlaceUnit> units;
-  for (size_t i = 0; i < train.graph.tensors.size(); ++i) {
-    const Tensor& t = train.graph.tensors[i];
-    const bool activation = t.role == Role::activation;
-    if (activation ? !sequencer.saved(static_cast<TensorId>(i))
-                   : t.role != Role::param && t.role != Role::master && t.role != Role::moment &&
-                         t.role != Role::grad)
-      continue;
-    PlaceUnit& unit = units[{t.place, t.layer}];
-    if (unit.bytes == 0) unit.recomputable = activation;
-    unit.key = {t.place, t.layer};
-    unit.bytes += t.bytes() * (activation ? train.choice.group : 1);
-    unit.activation = activation;
-    unit.recomputable = unit.recomputable && activation && !t.anchor;
-  }
-  std::vector<PlaceUnit> result;
-  for (auto& [key, unit] : units) result.push_back(std::move(unit));
-  return result;
-}
 
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,
               const WorkspaceRules& rules, int64_t staging_bytes) {

@@ -35,7 +35,8 @@ std::vector<SavedSlice> saved_slices(const Schedule& train, const std::vector<Ho
   for (size_t h = 0; h < homes.size(); ++h) {
     const Home& home = homes[h];
     const Param& p = *owner_of[home.tensor];
-    if (home.tensor == p.home() && p.master != kNone) continue;  // the master's rounding
+    if (home.copy || (home.tensor == p.home() && p.master != kNone))
+      continue;  // stands elsewhere; is the master's rounding
     const Tensor& t = g.tensors[home.tensor];
     if (t.dtype != Dtype::f32)
       internal_error("state '{}' is not kept in f32, and no master is", t.name);

@@ -12,7 +12,8 @@ namespace spillway {
 namespace {
 
 // By tensor. A tensor that the placement does not name stays on the device.
-std::vector<Where> where_of(const Graph& g, const Placement& placement) {
+std::vector<Where> where_of(const Schedule& schedule, const Placement& placement) {
+  const Graph& g = schedule.graph;
   std::unordered_map<std::string_view, std::vector<Where>> by_layer;
   for (const auto& [key, where] : placement.where) {
     std::vector<Where>& layers = by_layer[key.first];
@@ -24,6 +25,9 @@ std::vector<Where> where_of(const Graph& g, const Placement& placement) {
   for (size_t t = 0; t < g.tensors.size(); ++t)
     if (const auto it = by_layer.find(g.tensors[t].place); it != by_layer.end())
       result[t] = it->second[static_cast<size_t>(g.tensors[t].layer)];
+  for (size_t t = 0; t < g.tensors.size(); ++t)
+    if (const Role role = g.tensors[t].role; role == Role::master || role == Role::moment)
+      if (schedule.choice.updates_on_host(g.tensors[t].layer)) result[t] = Where::host;
   return result;
 }
 
@@ -32,7 +36,7 @@ std::vector<Where> where_of(const Graph& g, const Placement& placement) {
 Sequencer::Sequencer(const Schedule& schedule, const Placement& placement)
     : schedule_(schedule),
       producer_(schedule.graph.tensors.size(), kNone),
-      where_(where_of(schedule.graph, placement)),
+      where_(where_of(schedule, placement)),
       saved_(schedule.graph.tensors.size(), false) {
   const Graph& g = schedule.graph;
   for (size_t n = 0; n < g.nodes.size(); ++n) {

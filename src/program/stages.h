@@ -16,6 +16,7 @@ namespace spillway {
 struct PlaceUnit {
   PlaceKey key;
   int64_t bytes = 0;          // of all its tensors on this rank
+  bool state = false;         // masters or moments
   bool activation = false;    // saved by the forward pass for the backward pass
   bool recomputable = false;  // an activation, and not an anchor
 };
@@ -28,6 +29,8 @@ struct Home {
   BufferId buffer = -1;
   int64_t offset = 0;            // bytes into the buffer
   int64_t begin = 0, count = 0;  // elements of the global tensor that this rank holds
+  bool copy =
+      false;  // a second one, on the host: of a parameter on the device that is updated there
 };
 
 struct Lowered {
@@ -42,7 +45,8 @@ struct Lowered {
 };
 
 // Lowers schedules that share parameters and KV caches by tensor name; schedules[0] has priority
-// for everything named by `placement`. Keys that the placement lacks stay on the device. `rules`:
+// for everything named by `placement`. Keys that the placement lacks stay on the device; masters
+// and moments of layers that are updated on the host stand there in any case. `rules`:
 // for workspace sizes. `staging_bytes`: a host buffer "staging" for checkpoints
 // (0: none). Throws Error(internal) where an op's alias does not hold.
 Lowered lower(const std::vector<const Schedule*>& schedules, const Placement& placement,

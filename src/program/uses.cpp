@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/error.h"
+
 namespace spillway {
 
 SlotPiece* Use::find(TensorId tensor) {
@@ -86,7 +88,7 @@ SlotPiece& piece_of(Use& use, TensorId tensor) {
 StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const Stage& stage,
                     RingOfTensor& ring_of) {
   const Graph& g = schedule.graph;
-  StagePlan plan{sequencer.build(stage), {}, {}};
+  StagePlan plan{sequencer.build(stage), {}, {}, {}};
   plan.use_of.reserve(plan.operands.size());
   std::map<UseKey, int32_t> index;
   const bool passes = std::any_of(plan.items.begin(), plan.items.end(), [](const Item& item) {
@@ -133,6 +135,15 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
       }
     };
     const Node& node = *item.node;
+    if (node.on_host) {
+      for (const auto* operands : {&node.in, &node.out})
+        for (const Operand& o : *operands) {
+          plan.on_host.push_back({p, o.tensor, {}, operands == &node.out});
+          plan.on_host.back().range.add(range_of(g.tensors[o.tensor], o));
+          plan.use_of.push_back(kNone);
+        }
+      continue;
+    }
     for (size_t i = 0; i < node.in.size(); ++i) visit(plan.in(item)[i], node.in[i], true, false);
     for (size_t i = 0; i < node.out.size(); ++i)
       visit(plan.out(item)[i], node.out[i], node.out[i].accumulate && item.accumulate, true);
@@ -156,17 +167,21 @@ StagePlan find_uses(const Schedule& schedule, const Sequencer& sequencer, const 
 // outlive the step and are always written back.
 void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
   const Graph& g = schedule.graph;
-  // What each tensor's uses fetch, by stage.
+  // What is read of each tensor's home, by stage: by uses, and by updates on the host.
   struct Fetch {
     size_t stage;
-    const Use* use;
+    int32_t micro, first;
     const RangeSet* ranges;
   };
   std::vector<std::vector<Fetch>> fetches(g.tensors.size());
-  for (size_t s = 0; s < stages.size(); ++s)
+  for (size_t s = 0; s < stages.size(); ++s) {
     for (const Use& use : stages[s].uses)
       for (const auto& [tensor, piece] : use.pieces)
-        if (!piece.fetch.empty()) fetches[tensor].push_back({s, &use, &piece.fetch});
+        if (!piece.fetch.empty())
+          fetches[tensor].push_back({s, use.micro, use.first, &piece.fetch});
+    for (const HostTouch& touch : stages[s].on_host)
+      if (!touch.write) fetches[touch.tensor].push_back({s, 0, touch.item, &touch.range});
+  }
   for (size_t s = 0; s < stages.size(); ++s) {
     // Earlier uses of the same stage read what an iteration before them left.
     const bool next_iteration = schedule.stages[s].trip > 1;
@@ -179,8 +194,8 @@ void trim_writebacks(const Schedule& schedule, std::vector<StagePlan>& stages) {
         RangeSet needed;
         for (const Fetch& fetch : fetches[tensor]) {
           if (fetch.stage < s || (role == Role::activation && fetch.stage > s)) continue;
-          if (fetch.use->micro != use.micro ||
-              (fetch.stage == s && fetch.use->first <= use.last && !next_iteration))
+          if (fetch.micro != use.micro ||
+              (fetch.stage == s && fetch.first <= use.last && !next_iteration))
             continue;
           needed.add(*fetch.ranges);
         }
@@ -229,6 +244,41 @@ void size_rings(const Schedule& schedule, const Placement& placement,
       for (const Use* use : uses) ring.slot_bytes = std::max(ring.slot_bytes, use->slot_bytes);
     }
   }
+}
+
+std::vector<std::vector<int32_t>> fetch_positions(const Schedule& schedule, const Rings& rings,
+                                                  const StagePlan& plan) {
+  const int32_t items = static_cast<int32_t>(plan.items.size());
+  const int32_t per_layer = 1 + items / (2 * (schedule.graph.layers + 2));
+  std::vector<std::vector<int32_t>> before(items);
+  std::vector<std::vector<int32_t>> of_ring(rings.all.size());
+  // Item after which the home holds this stage's value.
+  const InstanceIndex index(schedule);
+  std::vector<int32_t> written_back(index.size(), kNone);
+  size_t on_host = 0;
+  for (size_t u = 0; u < plan.uses.size(); ++u) {
+    const Use& use = plan.uses[u];
+    for (; on_host < plan.on_host.size() && plan.on_host[on_host].item < use.first; ++on_host)
+      if (const HostTouch& touch = plan.on_host[on_host]; touch.write)
+        written_back[index({touch.tensor, 0, 0})] = touch.item;
+    const Ring& ring = rings.all[use.ring];
+    std::vector<int32_t>& uses = of_ring[use.ring];
+    int32_t at = std::max(0, use.first - per_layer * ring.slots);
+    if (use.index >= ring.slots)
+      at = std::max(at, plan.uses[uses[use.index - ring.slots]].last + 1);
+    bool fetch = false;
+    for (const auto& [tensor, piece] : use.pieces) {
+      fetch = fetch || (ring.has_home && !piece.fetch.empty());
+      int32_t& written = written_back[index({tensor, 0, use.micro})];
+      at = std::max(at, written + 1);
+      if (!piece.written.empty()) written = piece.last_write;
+    }
+    uses.push_back(static_cast<int32_t>(u));
+    if (!fetch) continue;
+    if (at > use.first) internal_error("ring '{}' has no slot free in time", ring.name);
+    before[at].push_back(static_cast<int32_t>(u));
+  }
+  return before;
 }
 
 }  // namespace spillway

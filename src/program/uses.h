@@ -62,10 +62,19 @@ struct Rings {
   int32_t id_of(const std::string& name);  // a new one if there is none
 };
 
+// What an update on the host does to a tensor's home, or to what stands for it there.
+struct HostTouch {
+  int32_t item = 0;
+  TensorId tensor = kNone;
+  RangeSet range;
+  bool write = false;
+};
+
 // One stage, analysed.
 struct StagePlan : Sequence {
-  std::vector<Use> uses;        // by first access
-  std::vector<int32_t> use_of;  // of each of `operands`; kNone: not in a ring
+  std::vector<Use> uses;           // by first access
+  std::vector<int32_t> use_of;     // of each of `operands`; kNone: not in a ring
+  std::vector<HostTouch> on_host;  // by item
 };
 
 // Finds the uses of every stage, their pieces, and what must be fetched and written back.
@@ -76,5 +85,11 @@ std::vector<StagePlan> plan_stages(const Schedule& schedule, const Sequencer& se
 // overlap, whichever is more.
 void size_rings(const Schedule& schedule, const Placement& placement,
                 const std::vector<StagePlan>& stages, Rings& rings);
+
+// For each item, the uses to fetch before it, in order of need. A fetch is issued once its slot
+// is free, what it fetches has been written back, and the need is not too far off: on an in-order
+// lane an early copy would hold up later ones that are needed sooner.
+std::vector<std::vector<int32_t>> fetch_positions(const Schedule& schedule, const Rings& rings,
+                                                  const StagePlan& plan);
 
 }  // namespace spillway

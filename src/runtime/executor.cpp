@@ -59,7 +59,7 @@ Executor::Executor(const ProgramSet& set, const ArenaLayout& layout, Device& dev
       layout_(layout),
       device_(device),
       on_host_wait_(options.on_host_wait),
-      host_(device, host_depth(set)) {
+      host_(device, host_depth(set), options.host_kernels, std::move(options.host_thread_start)) {
   if (layout.offset.size() != set.buffers.size() ||
       layout.version_stride.size() != set.buffers.size())
     internal_error("layout of {} buffers for a program set of {}", layout.offset.size(),
@@ -269,6 +269,7 @@ Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id,
       args.attrs = &program.attrs[instr.attrs];
       args.accumulate = instr.accumulate;
       args.micro = micro;
+      if (on_host(instr.lane)) return host_.launch(instr.op, args, host_waits);
       return device_.launch(instr.lane, instr.op, args, &instr);
     }
     case InstrKind::copy:
@@ -293,7 +294,11 @@ Ticket Executor::issue(const Program& program, const Tables& tables, InstrId id,
   internal_error("{}: instruction {} of an unknown kind", program.name, instr.name);
 }
 
+// What the cpu lane was given before an update is waited for with it, and counts as part of it.
+void Executor::wait_for_update(Ticket ticket) { host_.synchronise(Lane::cpu, ticket); }
+
 void Executor::wait_for_host(Lane lane, Ticket ticket) {
+  if (lane == Lane::cpu && ticket <= last_update_) return wait_for_update(ticket);
   if (host_.completed(lane) < ticket) {
     const auto begin = std::chrono::steady_clock::now();
     if (on_host_wait_) on_host_wait_(true);
@@ -348,12 +353,16 @@ void Executor::run(int index, int micro_override) {
         if (tables.signals[id] && !on_host(instr.lane)) device_.signal(instr.lane);
         last_ticket_[id] = ticket;
         issued_[lane] = ticket;
+        if (instr.kind == InstrKind::op && on_host(instr.lane)) last_update_ = ticket;
       }
     }
   }
   std::copy(std::begin(issued_), std::end(issued_), std::begin(program_end_));
 }
 
-void Executor::finish() { device_.synchronise_all(); }
+void Executor::finish() {
+  device_.synchronise_all();
+  if (last_update_ > 0) wait_for_update(last_update_);
+}
 
 }  // namespace spillway

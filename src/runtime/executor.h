@@ -14,15 +14,20 @@ namespace spillway {
 // Owns its tables and the host's lanes; allocates in the constructor and nothing afterwards.
 //
 // An instruction of the device that must wait for a host lane is issued only once that lane is
-// there: the issuing thread waits in its place, which is what stall_seconds counts.
+// there: the issuing thread waits in its place. Waits for saves are what stall_seconds counts, not
+// those for updates on the host, which are part of the step.
 class Executor {
  public:
   struct Options {
     // For tests: once a buffer of iteration scope is dead in an iteration, its bytes are filled
     // with 0xFF (NaN), so that a plan that reads freed bytes cannot go unnoticed.
     bool poison = false;
-    // Called before (true) and after (false) the issuing thread waits for a host lane.
+    // Called before (true) and after (false) the issuing thread waits for a save.
     std::function<void(bool waiting)> on_host_wait;
+    // Of updates on the host: the CPU backend's kernels, and what is called first on the thread
+    // that runs them.
+    HostLanes::KernelLookup host_kernels = nullptr;
+    std::function<void()> host_thread_start;
   };
 
   // Reserves both arenas of `layout` on the device. `set` and `layout` outlive the executor. Throws
@@ -36,7 +41,8 @@ class Executor {
   // `micro_override` ≥ 0 replaces the micro-batch index (evaluate).
   void run(int program, int micro_override = -1);
 
-  // Blocks until what was issued to the device's lanes so far has run; rethrows a lane's error.
+  // Blocks until what was issued to the device's lanes so far, and updates on the host, have run;
+  // rethrows a lane's error.
   void finish();
 
   HostLanes& host_lanes() { return host_; }
@@ -67,6 +73,7 @@ class Executor {
   Ticket issue(const Program& program, const Tables& tables, InstrId id, int32_t iteration,
                int32_t micro, const Ticket (&host_waits)[kLaneCount]);
   void wait_for_host(Lane lane, Ticket ticket);
+  void wait_for_update(Ticket ticket);
   void* at(BufferId buffer, Affine version, int32_t iteration, int64_t offset) const {
     return address(buffer, version.base + version.step * iteration, offset);
   }
@@ -79,6 +86,7 @@ class Executor {
   std::vector<Ticket> last_ticket_;      // by instruction of the running program; 0: none
   Ticket issued_[kLaneCount] = {};       // last instruction's ticket of each lane
   Ticket program_end_[kLaneCount] = {};  // what entry_waits refer to
+  Ticket last_update_ = 0;               // on the host, of the cpu lane
   std::function<void(bool)> on_host_wait_;
   double stall_seconds_ = 0;
   HostLanes host_;

@@ -16,17 +16,20 @@ namespace {
 // One write of a file and one piece of a copy: large enough for a disk's bandwidth, small enough to
 // be interrupted.
 constexpr int64_t kPiece = int64_t{4} << 20;
-constexpr std::chrono::microseconds kPoll{200};  // between two looks at a device's lane
+// Between two looks at a device's lane: short at first, a part of the time waited for later.
+constexpr std::chrono::microseconds kFirstPoll{10}, kLastPoll{200};
 
 }  // namespace
 
 struct HostLanes::Command {
-  enum class Kind : uint8_t { copy, save, call, stop } kind = Kind::stop;
+  enum class Kind : uint8_t { copy, op, save, call, stop } kind = Kind::stop;
+  OpKind op = OpKind::add;
   Ticket wait_for[kLaneCount] = {};
   char* to = nullptr;  // of a save: its workspace, or null
   const char* from = nullptr;
   int64_t bytes = 0, workspace_bytes = 0;
   std::function<void()> function;
+  KernelArgs args;
 };
 
 struct HostLanes::LaneState {
@@ -36,7 +39,9 @@ struct HostLanes::LaneState {
   std::thread thread;
 };
 
-HostLanes::HostLanes(Device& device, int depth) : device_(device) {
+HostLanes::HostLanes(Device& device, int depth, KernelLookup kernels,
+                     std::function<void()> cpu_thread_start)
+    : device_(device), kernels_(kernels), cpu_thread_start_(std::move(cpu_thread_start)) {
   for (auto& state : lanes_) {
     state = std::make_unique<LaneState>();
     state->ring.resize(static_cast<size_t>(std::max(depth, 2)));
@@ -80,6 +85,14 @@ Ticket HostLanes::copy(void* to, const void* from, int64_t bytes,
   return submit(Lane::cpu);
 }
 
+Ticket HostLanes::launch(OpKind op, const KernelArgs& args, const Ticket (&wait_for)[kLaneCount]) {
+  Command& command = next_command(Lane::cpu, wait_for);
+  command.kind = Command::Kind::op;
+  command.op = op;
+  command.args = args;
+  return submit(Lane::cpu);
+}
+
 Ticket HostLanes::save(const void* from, int64_t bytes, void* workspace, int64_t workspace_bytes,
                        const Ticket (&wait_for)[kLaneCount]) {
   Command& command = next_command(Lane::io, wait_for);
@@ -108,6 +121,17 @@ Ticket HostLanes::completed(Lane l) const { return lane(l).completed.value(); }
 
 void HostLanes::run_lane(Lane l) {
   LaneState& state = lane(l);
+  const auto keep_error = [&] {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_) error_ = std::current_exception();
+  };
+  if (l == Lane::cpu && cpu_thread_start_) {
+    try {
+      cpu_thread_start_();
+    } catch (...) {
+      keep_error();
+    }
+  }
   for (Ticket ticket = 1;; ++ticket) {
     state.issued.wait_until(ticket);
     Command& command = state.ring[ticket % state.ring.size()];
@@ -117,8 +141,7 @@ void HostLanes::run_lane(Lane l) {
         wait_for_others(l, command);
         execute(command);
       } catch (...) {
-        const std::lock_guard lock(error_mutex_);
-        if (!error_) error_ = std::current_exception();
+        keep_error();
       }
     }
     command.function = nullptr;
@@ -135,8 +158,11 @@ void HostLanes::wait_for_others(Lane l, const Command& command) const {
       lane(other).completed.wait_until(command.wait_for[on]);
       continue;
     }
-    while (device_.completed(other) < command.wait_for[on] && !stopping_.load())
-      std::this_thread::sleep_for(kPoll);
+    auto poll = kFirstPoll;
+    while (device_.completed(other) < command.wait_for[on] && !stopping_.load()) {
+      std::this_thread::sleep_for(poll);
+      poll = std::min(kLastPoll, poll + poll / 5);
+    }
     // Polling leaves a way out; this makes the device's writes this thread's to read, and throws
     // what the lane threw.
     if (!stopping_.load()) device_.synchronise(other, command.wait_for[on]);
@@ -145,6 +171,11 @@ void HostLanes::wait_for_others(Lane l, const Command& command) const {
 
 void HostLanes::execute(const Command& command) {
   if (command.kind == Command::Kind::call) return command.function();
+  if (command.kind == Command::Kind::op) {
+    const Kernel kernel = kernels_ ? kernels_(command.op) : nullptr;
+    if (!kernel) internal_error("the host has no kernel for op {}", static_cast<int>(command.op));
+    return kernel(command.args);
+  }
   const bool save = command.kind == Command::Kind::save;
   if (save && !sink_) return;
   const bool staged = save && command.to != nullptr;

@@ -1,5 +1,6 @@
-// The lanes that no device has: copies within host memory (Lane::cpu) and files (Lane::io), a
-// thread each. What is slow here never holds up a lane of the device unless the program says so.
+// The lanes that no device has: copies within host memory and updates by the host's processors
+// (Lane::cpu), files (Lane::io); a thread each, and those that kernels ask for. What is slow here
+// never holds up a lane of the device unless the program says so.
 #pragma once
 
 #include <atomic>
@@ -19,13 +20,20 @@ class HostLanes {
   // Takes the bytes of a save in order, in pieces; on the io lane's thread. Must not throw.
   using SaveSink = std::function<void(const void* data, int64_t bytes)>;
 
-  // `depth`: commands a lane holds before the issuer blocks. `device` outlives this.
-  HostLanes(Device& device, int depth);
+  using KernelLookup = Kernel (*)(OpKind);
+
+  // `depth`: commands a lane holds before the issuer blocks. `device` outlives this. `kernels`: of
+  // what is launched; `cpu_thread_start`, if there is one, is called on the cpu lane's thread
+  // first.
+  HostLanes(Device& device, int depth, KernelLookup kernels = nullptr,
+            std::function<void()> cpu_thread_start = {});
   ~HostLanes();  // skips what has not begun, waits for the piece at hand
 
   // Each waits first for lane l, device's or own, to reach wait_for[l] (0: nothing to wait for),
   // and returns its ticket, as a Device's calls do.
   Ticket copy(void* to, const void* from, int64_t bytes, const Ticket (&wait_for)[kLaneCount]);
+  // A kernel over the host's memory, on the cpu lane. `args` are copied.
+  Ticket launch(OpKind op, const KernelArgs& args, const Ticket (&wait_for)[kLaneCount]);
   // Gives the sink `bytes` from `from`; through `workspace` if that is not null, for bytes of the
   // device.
   Ticket save(const void* from, int64_t bytes, void* workspace, int64_t workspace_bytes,
@@ -52,6 +60,8 @@ class HostLanes {
   void execute(const Command& command);
 
   Device& device_;
+  KernelLookup kernels_;
+  std::function<void()> cpu_thread_start_;
   SaveSink sink_;
   std::unique_ptr<LaneState> lanes_[kLaneCount - kDeviceLaneCount];
   std::atomic<bool> stopping_{false};

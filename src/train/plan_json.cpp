@@ -103,6 +103,7 @@ Json plan_json(const PlanAnswer& answer, const Workload& w) {
   j["mfu"] = r.plan.mfu;
   j["group"] = r.plan.schedule.group;
   j["rotated_layers"] = rotated_layers(r.plan.schedule);
+  j["host_updated_layers"] = layers_updated_on_host(r.plan.schedule);
   j["layers_of_zero_stage"] = layers_of_stage(r.plan, w);
   j["device_budget_bytes"] = w.input.budgets.device;
   j["host_budget_bytes"] = w.input.budgets.host;

@@ -21,7 +21,12 @@ std::map<std::string, NameCounts> counts_by_name(const Plan& plan, const Schedul
 
 int rotated_layers(const ScheduleChoice& schedule) {
   return static_cast<int>(
-      std::count(schedule.update.begin(), schedule.update.end(), UpdatePosition::rotated));
+      std::count_if(schedule.update.begin(), schedule.update.end(), ScheduleChoice::rotated));
+}
+
+int layers_updated_on_host(const ScheduleChoice& schedule) {
+  return static_cast<int>(
+      std::count_if(schedule.update.begin(), schedule.update.end(), ScheduleChoice::on_host));
 }
 
 std::array<int, 4> layers_of_stage(const Plan& plan, const Workload& w) {

@@ -38,6 +38,7 @@ nlohmann::ordered_json plan_json(const PlanAnswer& answer, const Workload& workl
 
 // Shared by both.
 int rotated_layers(const ScheduleChoice& schedule);
+int layers_updated_on_host(const ScheduleChoice& schedule);
 std::array<int, 4> layers_of_stage(const Plan& plan, const Workload& workload);  // by ZeRO stage
 
 }  // namespace spillway

@@ -66,10 +66,12 @@ class PlanText {
 
   void order() {
     const int rotated = rotated_layers(plan_.schedule);
-    line("  order                      {} of {} micro-batches at a time in each layer; {}",
+    const int on_host = layers_updated_on_host(plan_.schedule);
+    line("  order                      {} of {} micro-batches at a time in each layer; {}{}",
          plan_.schedule.group, workload_.spec.micro_batches,
          rotated == 0 ? std::string("updates at the end of the step")
-                      : fmt::format("updates of {} layers in the next forward pass", rotated));
+                      : fmt::format("updates of {} layers in the next forward pass", rotated),
+         on_host == 0 ? std::string() : fmt::format(", of {} on the host", on_host));
     if (!workload_.spec.zero_is_free) return;
     std::string stages;
     for (size_t stage = 0; const int layers : layers_of_stage(plan_, workload_)) {
@@ -109,6 +111,8 @@ class PlanText {
     if (report_.bound_seconds > 0)
       line("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left",
            1e3 * report_.bound_seconds, 100 * (step / report_.bound_seconds - 1));
+    if (plan_.schedule.updates_on_host())
+      line("  no bound                   it would be of updates on the device alone");
   }
 
   void changes() {

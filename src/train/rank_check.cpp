@@ -48,6 +48,7 @@ RankCheck::RankCheck(Session& session, Communicator& communicator)
   const Schedule& train = session.train_schedule();
   for (const Home& home : session.homes())
     for (const Param& p : train.graph.params) {
+      if (home.copy) continue;
       const bool weights = home.tensor == p.param && p.shard == kNone;
       const bool state =
           home.tensor == p.master || home.tensor == p.moment1 || home.tensor == p.moment2;

@@ -65,8 +65,13 @@ Session::Session(const Workload& workload, Communicator& communicator,
   device_->connect(plan.lowered.set);
   together(communicator, [&] {
     device_->warm_up(plan.lowered.set, plan.layout);
-    executor_ = std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_,
-                                           Executor::Options{options.poison, options.on_host_wait});
+    Executor::Options execution{options.poison, options.on_host_wait};
+    execution.host_kernels = options.kernels ? options.kernels : cpu::kernel;
+    execution.host_thread_start = [threads = workload.topology.threads] {
+      cpu::set_threads(threads);
+    };
+    executor_ =
+        std::make_unique<Executor>(plan.lowered.set, plan.layout, *device_, std::move(execution));
     foreign_at_start_ = device_->foreign_bytes();
   });
   prepare_flush();

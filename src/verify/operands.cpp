@@ -125,7 +125,7 @@ class InstrCheck {
   static bool belongs(const Instr& i) {
     switch (i.kind) {
       case InstrKind::op:
-        return i.lane == Lane::compute;
+        return i.lane == Lane::compute || i.lane == Lane::cpu;
       case InstrKind::exchange:
         return i.lane == Lane::comm;
       case InstrKind::copy:
@@ -142,9 +142,10 @@ class InstrCheck {
     if (!belongs(i)) add(fmt::format("does not belong on lane {}", lane_name(i.lane)));
     if (!exchange && !i.transfers.empty()) add("transfers outside an exchange");
     if (op) {
-      tiers(i.in, Tier::device);
-      tiers(i.out, Tier::device);
-      if (i.workspace.buffer != -1) tiers({i.workspace}, Tier::device);
+      const Tier tier = i.lane == Lane::cpu ? Tier::host : Tier::device;
+      tiers(i.in, tier);
+      tiers(i.out, tier);
+      if (i.workspace.buffer != -1) tiers({i.workspace}, tier);
     }
     if (i.kind == InstrKind::copy) {
       if (i.in.size() != 1 || i.out.size() != 1 || i.workspace.buffer != -1)

@@ -82,12 +82,12 @@ Drawn random_placement(const Job& job, std::mt19937_64& random) {
   if (job.front().spec.zero_is_free)
     for (int64_t layer = 0; layer < job.front().config.model.layers + 2; ++layer)
       d.schedule.zero.push_back(static_cast<int32_t>(random() % 4));
-  // None, all, or some layers' updates in the next step.
-  const uint64_t rotated = random() % 3;
-  if (rotated > 0)
+  // All updates at the end, all at another position, or each at any.
+  const uint64_t positions = random() % 6;
+  if (positions > 0)
     for (int64_t layer = 0; layer < job.front().config.model.layers + 2; ++layer)
-      d.schedule.update.push_back(rotated == 1 || random() % 2 ? UpdatePosition::rotated
-                                                               : UpdatePosition::end);
+      d.schedule.update.push_back(
+          static_cast<UpdatePosition>(positions < 4 ? positions : random() % 4));
   const std::vector<PlaceUnit> units = place_units(job.front().train.get(d.schedule));
   std::vector<std::string> classes;
   for (const PlaceUnit& unit : units)
@@ -122,6 +122,7 @@ Drawn random_placement(const Job& job, std::mt19937_64& random) {
       where = unit.recomputable ? Where::recompute : Where::host;
       d.text = "all recomputed or on the host";
     }
+    if (unit.state && d.schedule.updates_on_host(unit.key.second)) where = Where::host;
     d.placement.where[unit.key] = where;
   }
   return d;
@@ -129,8 +130,9 @@ Drawn random_placement(const Job& job, std::mt19937_64& random) {
 
 // What one run has shown besides its outcome.
 struct Facts {
-  bool both_ways = false;            // beyond the batch and the scalars
-  bool fewer_slots = false;          // than layers of the model, in a ring that all of them use
+  bool both_ways = false;    // beyond the batch and the scalars
+  bool fewer_slots = false;  // than layers of the model, in a ring that all of them use
+  bool updates_on_host = false;
   std::set<std::string> streamed;    // classes that came from the host
   std::set<std::string> recomputed;  // classes
 };
@@ -149,6 +151,7 @@ Facts facts_of(Session& session, int64_t layers) {
   Facts f;
   const Plan& plan = session.report().plan;
   f.streamed = streamed_classes(plan.lowered.set);
+  f.updates_on_host = plan.schedule.updates_on_host();
   std::map<std::string, int64_t> on_host;
   for (const auto& [key, where] : plan.placement.where) {
     if (where == Where::host) ++on_host[key.first];
@@ -237,13 +240,14 @@ Outcome run(const Job& job, const SessionOptions& options, Facts& facts) {
 }
 
 struct Counts {
-  int runs = 0, both_ways = 0, fewer_slots = 0, minimum = 0, delayed = 0;
+  int runs = 0, both_ways = 0, fewer_slots = 0, minimum = 0, delayed = 0, on_host = 0;
   std::map<std::string, int> streamed, recomputed;
 
   void add(const Facts& f) {
     ++runs;
     both_ways += f.both_ways;
     fewer_slots += f.fewer_slots;
+    on_host += f.updates_on_host;
     for (const std::string& name : f.streamed) ++streamed[name];
     for (const std::string& name : f.recomputed) ++recomputed[name];
   }
@@ -319,9 +323,10 @@ TEST(Placement, NeverChangesABit) {
   }
 
   fmt::print(
-      "{} runs: {} move bytes both ways, {} with fewer slots than layers, {} in the least "
-      "memory, {} with delayed copies\nstreamed:",
-      counts.runs, counts.both_ways, counts.fewer_slots, counts.minimum, counts.delayed);
+      "{} runs: {} move bytes both ways, {} with fewer slots than layers, {} with updates on the "
+      "host, {} in the least memory, {} with delayed copies\nstreamed:",
+      counts.runs, counts.both_ways, counts.fewer_slots, counts.on_host, counts.minimum,
+      counts.delayed);
   for (const auto& [name, count] : counts.streamed) fmt::print(" {} {}", name, count);
   fmt::print("\nrecomputed:");
   for (const auto& [name, count] : counts.recomputed) fmt::print(" {} {}", name, count);
@@ -330,6 +335,7 @@ TEST(Placement, NeverChangesABit) {
   EXPECT_GE(counts.both_ways, 250);
   EXPECT_GE(counts.fewer_slots, 150);
   EXPECT_GE(counts.minimum, 30);
+  EXPECT_GE(counts.on_host, 100);
   for (const char* name : {"parameters", "master", "moments", "gradients"})
     EXPECT_GE(counts.streamed[name], 40) << name;
   for (const auto& [name, count] : counts.streamed) EXPECT_GE(count, 40) << name;

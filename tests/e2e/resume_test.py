@@ -49,6 +49,19 @@ class Resume(unittest.TestCase):
             train(self.config, output, "--resume", "latest", *after)
             self.check(output)
 
+    def test_updates_move_between_device_and_host(self):
+        """Wherever updates stand, before and after the stop: the same run."""
+        positions = ["end", "rotated", "host", "host_rotated"]
+        for i in range(3):
+            before, after = self.random.sample(positions, 2) if i else ("host_rotated", "end")
+            output = self.path / f"update{i}"
+            train(self.config, output, "--stop-at", self.random.randrange(1, STEPS), "--set",
+                  f"place.update={before}", *(OFFLOAD if i & 1 else []), expect=75)
+            train(self.config, output, "--resume", "latest", "--set", f"place.update={after}",
+                  "--set", f"place.update@1={self.random.choice(positions)}"
+                  if after == "end" and i else f"place.update={after}")
+            self.check(output)
+
     def test_several_stops(self):
         output = self.path / "several"
         train(self.config, output, "--stop-at", 1, expect=75)

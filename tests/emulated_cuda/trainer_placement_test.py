@@ -21,10 +21,14 @@ def rows(family, precision):
         "gradients streamed": {"gradients": "host"},
         "parameters streamed": {"parameters": "host"},
     }
+    table["updated on the host"] = {"update": "host"}
+    table["updated on the host in the next step"] = {"update": "host_rotated"}
     if precision == "bf16":
         table["master weights streamed"] = {"master": "host"}
     everything = {}
     for place in table.values():
+        if "update" in place:
+            continue
         everything.update({name: "host" for name in place})
     table["everything streamed"] = everything
     return table

@@ -280,12 +280,15 @@ class Judge {
       });
     };
     switch (instr.kind) {
-      case InstrKind::op:
-        return instr.lane == Lane::compute && on(instr.in, Tier::device) &&
-                       on(instr.out, Tier::device) &&
-                       (instr.workspace.buffer < 0 || on({instr.workspace}, Tier::device))
+      case InstrKind::op: {
+        const bool by_host = instr.lane == Lane::cpu;
+        const Tier tier = by_host ? Tier::host : Tier::device;
+        return (by_host || instr.lane == Lane::compute) && on(instr.in, tier) &&
+                       on(instr.out, tier) &&
+                       (instr.workspace.buffer < 0 || on({instr.workspace}, tier))
                    ? ""
-                   : "an op off the device";
+                   : "an op between the tiers";
+      }
       case InstrKind::copy: {
         if (instr.in.size() != 1 || instr.out.size() != 1) return "copy of many";
         if (instr.in[0].bytes() != instr.out[0].bytes()) return "copy of unequal sizes";

@@ -57,6 +57,39 @@ TEST(Pins, AreNeverChanged) {
   EXPECT_LT(free.plan(0).device_minimum_bytes, all.device_minimum_bytes);
 }
 
+TEST(Pins, UpdatesOnTheHost) {
+  for (const bool some : {false, true}) {
+    PlannerInput p(kLlama,
+                   {some ? "place={\"update@1-2\": \"host\", \"update@3\": \"host_rotated\"}"
+                         : "place.update=host"});
+    const PlanReport r = p.plan(int64_t{1} << 40);
+    int layers = 0;
+    for (const auto& [key, where] : r.plan.placement.where) {
+      const UpdatePosition position = r.plan.schedule.position(key.second);
+      const bool pinned = !some || (key.second >= 2 && key.second <= 4);
+      EXPECT_EQ(ScheduleChoice::on_host(position), pinned) << key.second;
+      if (key.first != "moments" || !pinned) continue;
+      EXPECT_EQ(where, Where::host);
+      ++layers;
+    }
+    EXPECT_EQ(layers, some ? 3 : p.config.model.layers + 2);
+    EXPECT_TRUE(r.fits);
+    EXPECT_EQ(r.bound_seconds, 0);  // it would be of updates on the device alone
+    EXPECT_TRUE(r.certificates.empty());
+    // No state crosses the link, and the host's processors are given every update.
+    int updates = 0;
+    for (const Instr& i : r.plan.lowered.set.programs[0].instrs) {
+      updates += i.kind == InstrKind::op && i.lane == Lane::cpu;
+      if (i.kind == InstrKind::copy && !some) {
+        EXPECT_NE(r.plan.lowered.set.buffers[i.out[0].buffer].place, "moments") << i.name;
+      }
+    }
+    EXPECT_GT(updates, 0);
+  }
+  PlannerInput contrary(kLlama, {"place.update=host", "place.moments@1=device"});
+  EXPECT_THROW(contrary.plan(0), Error);
+}
+
 TEST(Pins, ModesThatAreOff) {
   for (const bool offload : {false, true}) {
     PlannerInput p(kLlama, {offload ? "recompute=off" : "offload=off",

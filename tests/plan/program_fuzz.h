@@ -116,15 +116,17 @@ class Generator {
     const int kind = pick(0, 99);
     if (kind < 45) {
       i.kind = InstrKind::op;
-      i.lane = Lane::compute;
+      const bool on_host = chance(20);
+      const Tier tier = on_host ? Tier::host : Tier::device;
+      i.lane = on_host ? Lane::cpu : Lane::compute;
       i.accumulate = chance(60);
-      for (int k = pick(0, 3); k > 0; --k) i.in.push_back(operand(Tier::device));
+      for (int k = pick(0, 3); k > 0; --k) i.in.push_back(operand(tier));
       for (int k = pick(1, 2); k > 0; --k) {
-        i.out.push_back(operand(Tier::device));
+        i.out.push_back(operand(tier));
         i.out.back().accumulate = chance(30);
       }
       if (chance(30) && !i.in.empty()) i.out[0] = i.in[0];
-      if (chance(30)) {
+      if (!on_host && chance(30)) {
         i.workspace = operand(Tier::device, 16);
         i.workspace.buffer = visible_[pick(8, static_cast<int>(visible_.size()) - 1)];
       }
@@ -267,7 +269,7 @@ inline void wait_for_everything(ProgramSet& set) {
     for (size_t s = 0; s < p.segments.size(); ++s)
       for (InstrId id = p.segments[s].begin; id < p.segments[s].end; ++id) {
         Instr& i = p.instrs[id];
-        i.entry_waits = 0xF & ~(1u << static_cast<int>(i.lane));
+        i.entry_waits = ((1u << kLaneCount) - 1) & ~(1u << static_cast<int>(i.lane));
         const InstrId end = p.segments[s].trip > 1 ? p.segments[s].end : id;
         for (InstrId on = 0; on < end; ++on)
           if (p.instrs[on].lane != i.lane) i.waits.push_back({on});
