@@ -44,7 +44,8 @@ class Device {
   virtual Ticket launch(Lane lane, OpKind op, const KernelArgs& args, const Instr* instr) = 0;
   virtual Ticket copy(Lane lane, void* to, const void* from, int64_t bytes, const Instr* instr) = 0;
   virtual Ticket exchange(Lane lane, const struct ExchangeArgs& args, const Instr* instr) = 0;
-  // Fills bytes of an arena; for tests that poison what is dead. Not part of a program.
+  // Fills bytes of an arena, at the start or in tests that poison what is dead. Not part of a
+  // program.
   virtual Ticket fill(Lane lane, void* to, uint8_t value, int64_t bytes) = 0;
   // The newest ticket of `lane` will be waited for. Only a hint: any ticket may be waited for, but
   // one that was not announced may be reached later than need be.

@@ -93,6 +93,18 @@ void Session::prepare_flush() {
   nothing_pending.skip_update = 1;
   *io<StepScalars>("flush.scalars") = nothing_pending;
   device_->upload(io<StepScalars>("pending_scalars"), &nothing_pending, sizeof nothing_pending);
+  if (!report_.plan.schedule.updates_on_host()) return;
+  // Gradients of the step before the first one, which go to the host whatever the scalars say.
+  const auto& buffers = report_.plan.lowered.set.buffers;
+  const Graph& graph = train_schedule().graph;
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const Buffer& buffer = buffers[b];
+    if (buffer.tier != Tier::device || buffer.tensor < 0 || !graph.tensors[buffer.tensor].carried ||
+        graph.tensors[buffer.tensor].role != Role::grad)
+      continue;
+    device_->fill(Lane::compute, executor_->address(static_cast<BufferId>(b)), 0, buffer.bytes);
+  }
+  device_->synchronise_all();
 }
 
 void Session::flush_updates() {
