@@ -23,9 +23,4 @@ double op_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& 
                   cost.bytes / (profile.memory_bandwidth * profile.memory_fraction));
 }
 
-double host_update_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& in,
-                           const HardwareProfile& profile) {
-  return op_def(op).cost(attrs, in).bytes * profile.devices_per_node / profile.cpu_update_bandwidth;
-}
-
 }  // namespace spillway

@@ -13,9 +13,4 @@ namespace spillway {
 double op_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& in,
                   const HardwareProfile& profile, bool bf16);
 
-// What an update on the host takes while all ranks of the node update at once: bytes / the rank's
-// share of the node's cpu_update_bandwidth.
-double host_update_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& in,
-                           const HardwareProfile& profile);
-
 }  // namespace spillway
