@@ -136,11 +136,17 @@ std::string to_json_text(const Config& config);
 int64_t parse_bytes(std::string_view text, const std::string& key);
 double parse_rate(std::string_view text, const std::string& key);
 std::string format_bytes(int64_t bytes);  // "1.50 GiB"
+// The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
+std::string size_at_least(int64_t bytes);
 
 // A key of `place`: "qkv" (all layers), "qkv@0-3,5", "moments@embed", "parameters@head,0". Layers
 // as in graph::Tensor: 0 the embedding, 1…`layers` the blocks (config block k is layer k + 1),
 // `layers` + 1 the head; ascending. Throws bad_input.
 std::pair<std::string, std::vector<int32_t>> parse_place_key(std::string_view key, int64_t layers);
+
+// What pins of that name may say: for "update", in the order of UpdatePosition, where updates
+// stand; else, in the order of Where, where tensors do.
+const std::vector<std::string>& pin_values(std::string_view name);
 
 // The candidate nearest to `word` by edit distance, for messages.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);

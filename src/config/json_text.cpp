@@ -177,6 +177,13 @@ std::string in_quotes(std::string_view word) {
   return shortened(Json(std::string(word)).dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+std::string alternatives(const Json& values) {
+  std::string text;
+  for (size_t i = 0; i < values.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == values.size() ? " or " : ", ") + values[i].dump();
+  return text;
+}
+
 bool is_utf8(const std::string& text) {
   try {
     static_cast<void>(Json(text).dump());

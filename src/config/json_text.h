@@ -26,6 +26,9 @@ std::string shown(const Json& value);
 // A word of the user's between quotation marks, control characters escaped, shortened.
 std::string in_quotes(std::string_view word);
 
+// "a", "b" or "c" of JSON values, for messages.
+std::string alternatives(const Json& values);
+
 bool is_utf8(const std::string& text);
 
 }  // namespace spillway

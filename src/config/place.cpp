@@ -75,4 +75,10 @@ std::pair<std::string, std::vector<int32_t>> parse_place_key(std::string_view ke
   return {std::string(name), result};
 }
 
+const std::vector<std::string>& pin_values(std::string_view name) {
+  static const std::vector<std::string> places = {"device", "host", "recompute"};
+  static const std::vector<std::string> positions = {"end", "rotated", "host", "host_rotated"};
+  return name == "update" ? positions : places;
+}
+
 }  // namespace spillway

@@ -84,6 +84,16 @@ double rate_alone(const std::vector<SharedResource>& resources, Traffic kind) {
   return rate;
 }
 
+double seconds_alone(const std::vector<SharedResource>& resources, const ByTraffic& bytes) {
+  double seconds = 0;
+  for (const SharedResource& r : resources) {
+    double load = 0;
+    for (size_t k = 0; k < kTraffics; ++k) load += r.weight[k] * bytes[k];
+    seconds = std::max(seconds, load / r.bytes_per_second);
+  }
+  return seconds;
+}
+
 // All flows grow together until a resource is full; those that use it stay, the others grow on.
 ByTraffic max_min_rates(const std::vector<SharedResource>& resources,
                         const std::array<uint8_t, kTraffics>& flows) {

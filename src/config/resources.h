@@ -34,6 +34,10 @@ std::vector<SharedResource> shared_resources(const HardwareProfile& profile, int
 double rate_alone(const std::vector<SharedResource>& resources, Traffic kind);
 
 using ByTraffic = std::array<double, kTraffics>;
+// Seconds in which these bytes of each kind can move at best: those of the resource that is busiest
+// with them. No sharing is faster.
+double seconds_alone(const std::vector<SharedResource>& resources, const ByTraffic& bytes);
+
 // Bytes a second of one flow of each kind while flows[kind] of them are under way, shared max-min
 // fairly: no flow can be faster without slowing one that is no faster than it. 0 for kinds without
 // flows.

@@ -140,19 +140,15 @@ void check_place(const Config& config, const std::string& origin) {
     } catch (const Error& error) {
       bad_input("{}: {}", origin, error.what());
     }
-    const std::vector<std::string> places = {"device", "host", "recompute"};
-    const std::vector<std::string> positions = {"end", "rotated", "host", "host_rotated"};
-    const bool update = name == "update";
-    if (const auto& allowed = update ? positions : places;
-        std::find(allowed.begin(), allowed.end(), where) == allowed.end())
-      bad_input("{}: place.{}: found \"{}\"; expected {}", origin, in_quotes(key), where,
-                update ? "\"end\", \"rotated\", \"host\" or \"host_rotated\""
-                       : "\"device\" or \"host\", or of activations \"recompute\"");
     const std::vector<std::string> states = {"moments", "master", "gradients", "parameters"};
-    if (where == "recompute" && std::find(states.begin(), states.end(), name) != states.end()) {
-      bad_input("{}: place.{}: {} cannot be recomputed; expected \"device\" or \"host\"", origin,
-                in_quotes(key), name);
-    }
+    const bool state = std::find(states.begin(), states.end(), name) != states.end();
+    std::vector<std::string> allowed = pin_values(name);
+    const bool known = std::find(allowed.begin(), allowed.end(), where) != allowed.end();
+    if (known && !(state && where == "recompute")) continue;
+    if (state) std::erase(allowed, "recompute");
+    bad_input("{}: place.{}: {}; expected {}", origin, in_quotes(key),
+              known ? name + " cannot be recomputed" : "found " + in_quotes(where),
+              alternatives(allowed));
   }
 }
 

@@ -76,13 +76,7 @@ std::string described(const Json& schema) {
     for (const Json& branch : *branches) text += (text.empty() ? "" : ", or ") + described(branch);
     return text;
   }
-  if (const Json* values = find(schema, "enum")) {
-    std::string text;
-    for (size_t i = 0; i < values->size(); ++i) {
-      text += (i == 0 ? "" : i + 1 == values->size() ? " or " : ", ") + (*values)[i].dump();
-    }
-    return text;
-  }
+  if (const Json* values = find(schema, "enum")) return alternatives(*values);
   const std::string type = text_of(schema, "type"), format = text_of(schema, "format");
   if (format == "bytes") return "a size with its unit such as \"512MiB\"";
   if (format == "rate") return "a rate with its unit such as \"2GB/s\"";

@@ -94,4 +94,12 @@ std::string format_bytes(int64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
+std::string size_at_least(int64_t bytes) {
+  constexpr double kMiB = 1 << 20;
+  for (double hundredths = std::ceil(static_cast<double>(bytes) * 100 / kMiB);; ++hundredths) {
+    const std::string text = fmt::format("{:.2f}MiB", hundredths / 100);
+    if (parse_bytes(text, "memory") >= bytes) return text;
+  }
+}
+
 }  // namespace spillway

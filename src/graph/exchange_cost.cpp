@@ -40,14 +40,10 @@ ExchangeBytes exchange_bytes(const Node& exchange, const Graph& graph, const Ran
 
 double exchange_seconds(const ExchangeBytes& bytes, const HardwareProfile& profile,
                         const std::vector<SharedResource>& resources) {
-  double seconds = 0;
-  for (const SharedResource& r : resources) {
-    double load = 0;
-    for (const Traffic kind : {Traffic::intra_node, Traffic::network})
-      load += r.of(kind) * bytes.of(kind);
-    seconds = std::max(seconds, load / r.bytes_per_second);
-  }
-  return profile.exchange_seconds + seconds;
+  ByTraffic moved{};
+  for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+    moved[static_cast<size_t>(kind)] = bytes.of(kind);
+  return profile.exchange_seconds + seconds_alone(resources, moved);
 }
 
 }  // namespace spillway

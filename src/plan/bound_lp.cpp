@@ -23,8 +23,6 @@ class Building {
     for (const Interval& i : model.intervals) total_seconds_ += i.weight * i.compute;
     byte_scale_ = std::max(1.0, total_bytes_) / 1000;
     time_scale_ = std::max(1e-9, total_seconds_) / 1000;
-    result_.fixed_device = model.fixed_device_bytes;
-    result_.fixed_host = model.fixed_host_bytes;
     budgets_ = budgets;
   }
 
@@ -46,8 +44,7 @@ class Building {
   }
   int32_t fraction() { return column(0, 1, 1); }
   int32_t bytes_column(double upper, double times = 0) {
-    return column(0, upper < 0 ? kManySlots * total_bytes_ : upper, byte_scale_,
-                  times * aid_.cost_of_bytes);
+    return column(0, upper, byte_scale_, times * aid_.cost_of_bytes);
   }
   int32_t row(std::string name, double lower, double upper, double scale, Terms terms) {
     result_.lp.rows.push_back({std::move(name), lower, upper, scale, std::move(terms)});
@@ -102,8 +99,7 @@ class Building {
       result_.rings.push_back(used ? bytes_column(ring_limit(ring_index)) : -1);
       ++ring_index;
     }
-    for (int32_t b = 0; b < model_.buckets; ++b)
-      result_.rotated.push_back(column(0, model_.can_rotate ? 1 : 0, 1));
+    for (int32_t b = 0; b < model_.buckets; ++b) result_.rotated.push_back(fraction());
   }
 
   void add_choices() {
@@ -384,14 +380,12 @@ class Building {
       }
     for (const int32_t ring : result_.rings)
       if (ring >= 0) device.push_back({ring, 1});
-    result_.device_row = row("device memory", -kInfinity, result_.device_upper(budgets_),
-                             byte_scale_, std::move(device));
-    result_.host_row =
-        row("host memory", -kInfinity, result_.host_upper(budgets_), byte_scale_, std::move(host));
+    row("device memory", -kInfinity,
+        static_cast<double>(budgets_.device) - model_.fixed_device_bytes, byte_scale_,
+        std::move(device));
+    row("host memory", -kInfinity, static_cast<double>(budgets_.host) - model_.fixed_host_bytes,
+        byte_scale_, std::move(host));
   }
-
-  // A ring never needs more than all units twice.
-  static constexpr double kManySlots = 2;
 
   const StepModel& model_;
   const HardwareProfile& profile_;

@@ -5,8 +5,8 @@
 // recomputed, with the update at the end or rotated; bytes that each pool moves each way in each
 // interval; bytes of each ring. Rows:
 // - an interval takes at least its compute, repeated nodes included;
-// - what a lane moves in an interval takes no longer than the interval does, and no resource that
-//   lanes or devices share is overdrawn;
+// - what a lane moves in an interval takes no longer than the interval does, at the rate that it
+//   has while no other lane moves anything: what both ways of a link share is not in it;
 // - what is needed by the end of an interval has been fetched, what is written is written back
 //   afterwards and by the end of the step;
 // - bytes fetched ahead or waiting to be written back stand in rings; a ring has at least one slot
@@ -34,30 +34,21 @@ struct BoundLp {
   std::vector<int32_t> rings;      // as StepModel::rings; -1: nothing can pass
   std::vector<int32_t> rotated;    // by bucket
   std::vector<int32_t> seconds;    // by interval
-  int32_t device_row = -1, host_row = -1;
-  double fixed_device = 0, fixed_host = 0;
-
-  // The program for other budgets differs in two bounds.
-  double device_upper(const Budgets& budgets) const {
-    return static_cast<double>(budgets.device) - fixed_device;
-  }
-  double host_upper(const Budgets& budgets) const {
-    return static_cast<double>(budgets.host) - fixed_host;
-  }
 };
 
 // What makes the program one to round instead of a bound.
 struct RoundingAid {
-  int32_t slots = 0;  // of every ring, no more and no fewer; 0: what the program likes
+  int32_t slots = 0;         // of every ring, no more and no fewer; 0: what the program likes
+  double usable_link = 1;    // part of the links' time that may be filled
+  double cost_of_bytes = 0;  // seconds that moving a byte costs besides: nothing moves in vain
+
   // Micro-batches of a group pass through a layer one after the other, each in a slot of its own,
-  // while the copies of the next layer's parameters and states take their time: as many layers'
-  // slots would be too few.
+  // while the copies of the next layer's parameters and states take their time: as many slots as
+  // for layers would be too few.
   int32_t slots_of(Pool pool, int32_t group) const {
     constexpr int32_t kVisits = 8;
     return pool == Pool::activations ? std::max(slots, std::min(group, kVisits * slots)) : slots;
   }
-  double usable_link = 1;    // part of the links' time that may be filled
-  double cost_of_bytes = 0;  // seconds that moving a byte costs besides: nothing moves in vain
 };
 
 // `horizon`: seconds that the step need not exceed. `offload`: whether anything may be streamed

@@ -16,7 +16,7 @@ constexpr size_t kGroups = 2;  // that are rounded
 // A plan this close to the bound is as good as any.
 constexpr double kCloseEnough = 1.002;
 
-struct Group {
+struct GroupBound {
   StepModel model;
   double bound = 0;
 };
@@ -43,9 +43,9 @@ class BoundSearch {
     // The optimum is no slower than what has been found; where nothing has, than anything sensible.
     horizon_ = report_.fits ? report_.plan.step_seconds : 1e3 * report_.plan.step_seconds;
     LpSolver::Basis basis;
-    for (Group& group : groups_) solve(group, basis);
+    for (GroupBound& group : groups_) solve(group, basis);
     std::sort(groups_.begin(), groups_.end(),
-              [](const Group& a, const Group& b) { return a.bound < b.bound; });
+              [](const GroupBound& a, const GroupBound& b) { return a.bound < b.bound; });
     for (const bool offload : {true, false}) {
       if (!offload && input_.recompute != Mode::automatic) continue;
       layouts_ = offload ? affordable_ : affordable_ / 4 + 2;
@@ -57,7 +57,7 @@ class BoundSearch {
 
  private:
   // `basis`: of the group before, and then of this one, whose programs are much alike.
-  void solve(Group& group, LpSolver::Basis& basis) {
+  void solve(GroupBound& group, LpSolver::Basis& basis) {
     const BoundLp program =
         bound_lp(group.model, input_.profile, input_.budgets, horizon_, offloads());
     LpSolver solver(program.lp);
@@ -74,11 +74,6 @@ class BoundSearch {
     certificate.bound_seconds = group.bound;
     if (!solution.duals.empty()) certificate.multipliers = named(program.lp, solution.duals);
     report_.certificates.push_back(std::move(certificate));
-    const bool best = std::all_of(groups_.begin(), groups_.end(), [&](const Group& other) {
-      return &other == &group || other.bound == 0 || other.bound >= group.bound;
-    });
-    if (solution.feasible && best)
-      report_.seconds_per_device_byte = -solution.duals[program.device_row];
   }
 
   bool offloads() const { return input_.offload == Mode::automatic; }
@@ -99,13 +94,13 @@ class BoundSearch {
     return result;
   }
 
-  bool close_enough(const Group& group, bool offload) const {
+  bool close_enough(const GroupBound& group, bool offload) const {
     const double best =
         offload ? (report_.fits ? report_.plan.step_seconds : 0) : report_.no_offload_step_seconds;
     return best > 0 && best <= group.bound * kCloseEnough;
   }
 
-  void explore(const Group& group, bool offload) {
+  void explore(const GroupBound& group, bool offload) {
     if (std::isinf(group.bound) || (offload && !offloads())) return;
     // Links that are planned full make compute wait for every delay; small rings hide less, large
     // ones leave less memory.
@@ -129,7 +124,7 @@ class BoundSearch {
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
   // Returns whether one fitted. Each program starts where the one before was solved: the first from
   // `basis`, if that is not empty, which becomes its own.
-  bool round(const Group& group, Budgets budgets, bool offload, const RoundingAid& aid,
+  bool round(const GroupBound& group, Budgets budgets, bool offload, const RoundingAid& aid,
              int32_t reduce_delay, LpSolver::Basis& basis) {
     constexpr int kTries = 3;
     LpSolver::Basis start = basis;
@@ -167,7 +162,7 @@ class BoundSearch {
   PlanReport& report_;
   const std::function<void(Plan)>& offer_;
   int affordable_ = 0;
-  std::vector<Group> groups_;
+  std::vector<GroupBound> groups_;
   double horizon_ = 0;
   int layouts_ = 0;  // that may still be tried
 };

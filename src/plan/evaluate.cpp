@@ -92,7 +92,6 @@ void synchronise_and_time(const PlanInput& input, Plan& plan) {
   const Simulation s = simulate(plan.lowered.set, 0, machine_of(input));
   plan.step_seconds = s.step_seconds;
   plan.exposed = s.exposed;
-  plan.exposed_transfer_seconds = s.exposed_transfer_seconds();
   const double peak = input.bf16 ? input.profile.peak_bf16 : input.profile.peak_f32;
   plan.mfu = s.step_seconds > 0 ? input.flops_per_step / (s.step_seconds * peak) : 0;
 }

@@ -76,11 +76,6 @@ LpSolver::LpSolver(const Lp& lp) : state_(std::make_unique<State>()) {
 
 LpSolver::~LpSolver() = default;
 
-void LpSolver::set_row_bounds(int32_t row, double lower, double upper) {
-  Clp_rowLower(state_->clp)[row] = clp_bound(lower, state_->row_scale[row]);
-  Clp_rowUpper(state_->clp)[row] = clp_bound(upper, state_->row_scale[row]);
-}
-
 LpSolver::Basis LpSolver::basis() const {
   const unsigned char* status = Clp_statusArray(state_->clp);
   return Basis(status, status + state_->column_scale.size() + state_->row_scale.size());
@@ -122,7 +117,8 @@ LpSolution LpSolver::solve() {
     solution.objective += solution.columns.back() * state_->cost[c];
   }
   const double* duals = Clp_dualRowSolution(state_->clp);
-  for (size_t r = 0; r < rows; ++r) solution.duals.push_back(duals[r] * state_->cost_scale / state_->row_scale[r]);
+  for (size_t r = 0; r < rows; ++r)
+    solution.duals.push_back(duals[r] * state_->cost_scale / state_->row_scale[r]);
   return solution;
 }
 

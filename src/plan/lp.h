@@ -33,7 +33,7 @@ struct LpSolution {
   std::vector<double> columns, duals;  // of an infeasible program: a ray that proves it, or nothing
 };
 
-// Keeps the solver's state, so that a program that differs in a few bounds is solved quickly.
+// Keeps the solver's state, so that a program much like another can begin at its solution.
 class LpSolver {
  public:
   // Where a solution stands, by column and row.
@@ -44,7 +44,6 @@ class LpSolver {
   LpSolver(const LpSolver&) = delete;
   LpSolver& operator=(const LpSolver&) = delete;
 
-  void set_row_bounds(int32_t row, double lower, double upper);
   LpSolution solve();
   Basis basis() const;  // after solve()
   // Begins at the solution of a program of the same columns and rows; no other solution is found,

@@ -7,7 +7,7 @@ namespace {
 
 PlanPoint point_of(const Plan& plan) {
   PlanPoint point{plan.device.peak, plan.host.peak, plan.step_seconds,
-                  plan.exposed_transfer_seconds};
+                  plan.exposed_transfer_seconds()};
   for (const auto& [key, where] : plan.placement.where) {
     point.streamed += where == Where::host ? 1 : 0;
     point.recomputed += where == Where::recompute ? 1 : 0;

@@ -7,12 +7,14 @@
 namespace spillway {
 namespace {
 
-Where parse_where(const std::string& pin, const std::string& value) {
-  if (value == "device") return Where::device;
-  if (value == "host") return Where::host;
-  if (value == "recompute") return Where::recompute;
-  bad_input("place.{}: unknown place \"{}\"; did you mean \"{}\"?", pin, value,
-            nearest(value, {"device", "host", "recompute"}));
+// The index of `value` among what pins of `name` may say.
+size_t parse_value(const std::string& pin, const std::string& name, const std::string& value) {
+  const std::vector<std::string>& values = pin_values(name);
+  const auto found = std::find(values.begin(), values.end(), value);
+  if (found == values.end())
+    bad_input("place.{}: unknown place \"{}\"; did you mean \"{}\"?", pin, value,
+              nearest(value, values));
+  return static_cast<size_t>(found - values.begin());
 }
 
 std::string list(const std::vector<std::string>& names) {
@@ -22,21 +24,6 @@ std::string list(const std::vector<std::string>& names) {
 }
 
 constexpr const char* kUpdate = "update";
-constexpr std::pair<const char*, UpdatePosition> kPositions[] = {
-    {"end", UpdatePosition::end},
-    {"rotated", UpdatePosition::rotated},
-    {"host", UpdatePosition::host},
-    {"host_rotated", UpdatePosition::host_rotated}};
-
-UpdatePosition parse_position(const std::string& pin, const std::string& value) {
-  std::vector<std::string> names;
-  for (const auto& [name, position] : kPositions) {
-    if (value == name) return position;
-    names.push_back(name);
-  }
-  bad_input("place.{}: an update cannot stand at \"{}\"; did you mean \"{}\"? ({})", pin, value,
-            nearest(value, names), list(names));
-}
 
 struct PinnedUpdate {
   UpdatePosition position;
@@ -48,7 +35,7 @@ std::map<int32_t, PinnedUpdate> pinned_updates(const PlanInput& input, int32_t l
   for (const auto& [pin, value] : input.pins) {
     const auto [name, of] = parse_place_key(pin, layers);
     if (name != kUpdate) continue;
-    const UpdatePosition position = parse_position(pin, value);
+    const auto position = static_cast<UpdatePosition>(parse_value(pin, name, value));
     for (const int32_t layer : of) {
       const auto [before, fresh] = result.try_emplace(layer, PinnedUpdate{position, pin});
       if (!fresh && before->second.position != position)
@@ -87,7 +74,7 @@ Placement placement_of_pins(const PlanInput& input) {
   for (const auto& [pin, value] : input.pins) {
     const auto [name, layers] = parse_place_key(pin, train.graph.layers);
     if (name == kUpdate) continue;
-    const Where where = parse_where(pin, value);
+    const auto where = static_cast<Where>(parse_value(pin, name, value));
     if (std::find(names.begin(), names.end(), name) == names.end())
       bad_input("place.{}: this model has nothing of the name \"{}\"; did you mean \"{}\"? ({})",
                 pin, name, nearest(name, names), list(names));

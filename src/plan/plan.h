@@ -59,8 +59,8 @@ struct Plan {
   ArenaLayout layout;
   TierUse device, host;
   double step_seconds = 0, mfu = 0;
-  ByLane exposed{};                     // Simulation::exposed
-  double exposed_transfer_seconds = 0;  // of copies both ways
+  ByLane exposed{};  // Simulation::exposed
+  double exposed_transfer_seconds() const { return copies_of(exposed); }
 };
 
 // What `train plan` prints.
@@ -76,10 +76,6 @@ struct PlanReport {
   // faster than this, in the model; 0 where nothing fits, or an update is pinned to the host.
   double bound_seconds = 0;
   std::vector<Certificate> certificates;  // one a group size
-  // Seconds of a step that one more byte of device memory saves, and what one more byte a second of
-  // both links does: of the linear program, at its optimum.
-  double seconds_per_device_byte = 0, seconds_per_link_rate = 0;
-  uint64_t numerics = 0;
 };
 
 // What the simulator runs plans for `input` on.
@@ -91,9 +87,10 @@ inline Machine machine_of(const PlanInput& input) {
 Plan evaluate_placement(const PlanInput& input, const Placement& placement,
                         const ScheduleChoice& schedule);
 
-// The fastest plan found that fits both budgets. Deterministic; more memory is never slower.
-// Throws bad_input for pins that name nothing in this model (nearest named) or contradict each
-// other.
+// The fastest plan found that fits both budgets. Deterministic. The search is not exhaustive: with
+// more memory it may find a plan that is a little slower; pareto_table takes what smaller sizes
+// found. Throws bad_input for pins that name nothing in this model (nearest named) or contradict
+// each other.
 PlanReport make_plan(const PlanInput& input);
 
 // Error(does_not_fit) text for a report that does not fit: tier, bytes short, settings that fit.

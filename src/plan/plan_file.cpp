@@ -31,7 +31,6 @@ namespace {
 
 constexpr const char* kFormat = "spillway plan 2";
 constexpr const char* kStaging = "comm_staging";  // has slots, but is nowhere else to go
-constexpr const char* kWhere[] = {"device", "host", "recompute"};
 
 std::string layers_text(const std::vector<int32_t>& layers, int32_t blocks) {
   std::string text;
@@ -250,7 +249,7 @@ std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
   j["place"] = nlohmann::ordered_json::object();
   for (const auto& [group, layers] : groups)
     j["place"][group.first + "@" + layers_text(layers, blocks)] =
-        kWhere[static_cast<int>(group.second)];
+        pin_values(group.first)[static_cast<size_t>(group.second)];
   if (proof) j["quality"] = proof_json(*proof);
   std::string text = j.dump(2);
   if (report.empty()) return text;
@@ -315,21 +314,22 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
     for (const auto& [key, value] : j.at("place").items()) {
       const auto [name, layers] = layers_of(key, train.graph.layers, origin);
       const std::string word = value.is_string() ? value.get<std::string>() : value.dump();
-      int where = 0;
-      while (where < 3 && word != kWhere[where]) ++where;
-      if (where == 3)
-        bad_input("{}: place.{} is \"{}\", expected device, host or recompute", origin, key, word);
+      const std::vector<std::string>& words = pin_values(name);
+      const auto found = std::find(words.begin(), words.end(), word);
+      if (found == words.end())
+        bad_input("{}: place.{} is \"{}\", expected {}", origin, key, word, fmt::join(words, ", "));
+      const auto where = static_cast<Where>(found - words.begin());
       for (const int32_t layer : layers) {
         const auto unit = units.find({name, layer});
         if (unit == units.end())
           bad_input("{}: place.{}: this model has no such tensor; did you mean \"{}\"?", origin,
                     key, nearest(name, names));
-        if (where != 1 && unit->second.state && schedule.updates_on_host(layer))
+        if (where != Where::host && unit->second.state && schedule.updates_on_host(layer))
           bad_input("{}: place.{} is \"{}\", but this layer is updated on the host", origin, key,
                     word);
-        if (where == 2 && !unit->second.recomputable)
+        if (where == Where::recompute && !unit->second.recomputable)
           bad_input("{}: place.{}: cannot be recomputed", origin, key);
-        if (!placement.where.try_emplace(unit->first, static_cast<Where>(where)).second)
+        if (!placement.where.try_emplace(unit->first, where).second)
           bad_input("{}: place.{} names a layer twice", origin, key);
       }
     }

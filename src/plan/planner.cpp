@@ -46,19 +46,6 @@ int evaluations(const SearchSpace& space, int least) {
       std::clamp<int64_t>(100000 / std::max<int64_t>(1, space.nodes), least, 160));
 }
 
-// The smallest size in hundredths of a mebibyte that is at least `bytes`, as a config spells it.
-std::string size_at_least(int64_t bytes) {
-  constexpr double kMiB = 1 << 20;
-  for (double hundredths = std::ceil(static_cast<double>(bytes) * 100 / kMiB);; ++hundredths) {
-    const std::string text = fmt::format("{:.2f}MiB", hundredths / 100);
-    if (parse_bytes(text, "memory") >= bytes) return text;
-  }
-}
-
-}  // namespace
-
-namespace {
-
 // The fastest plan whose stage is `input`'s in all layers.
 PlanReport plan_of_stage(const PlanInput& input) {
   const SearchSpace space = search_space(input);
@@ -87,7 +74,7 @@ PlanReport plan_of_stage(const PlanInput& input) {
   if (!report.fits) report.plan = std::move(least);
   search_by_bound(input, report, evaluations(space, kFew), consider_plan);
   if (space.choice.updates_on_host()) {  // the linear program knows updates on the device alone
-    report.bound_seconds = report.seconds_per_device_byte = report.seconds_per_link_rate = 0;
+    report.bound_seconds = 0;
     report.certificates.clear();
   }
   if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving) {

@@ -1,5 +1,4 @@
-// Internal to the planner: the candidates of its search. Nothing here looks at the budgets, so that
-// a larger budget only ever adds plans to choose from.
+// Internal to the planner: the candidates of its search.
 #pragma once
 
 #include <functional>

@@ -38,7 +38,7 @@ class RateTable {
 struct Item {
   InstrId instr = 0;
   int32_t first_wait = 0, last_wait = 0;
-  InstrCost work;
+  InstrCost cost;
 };
 
 struct MovingFlow {
@@ -81,10 +81,10 @@ class Running {
         Instr& instr = program_.instrs[i];
         segment_of_[i] = static_cast<int32_t>(s);
         Item item{i, static_cast<int32_t>(waits_.size()), 0,
-                  work_of(set, program_, instr, machine)};
+                  cost_of(set, program_, instr, machine)};
         for (const Wait& w : instr.waits) waits_.push_back(w.on);
         item.last_wait = static_cast<int32_t>(waits_.size());
-        instr.planned_us = static_cast<float>(seconds_alone(item.work, machine) * 1e6);
+        instr.planned_us = static_cast<float>(seconds_alone(item.cost, machine) * 1e6);
         items_[s][static_cast<size_t>(instr.lane)].push_back(item);
       }
     }
@@ -169,7 +169,7 @@ class Running {
     instance.after = after;
     instance.lane = static_cast<Lane>(lane);
     state.phase = Phase::starting;
-    state.start_ends = now_ + next.work.seconds;
+    state.start_ends = now_ + next.cost.seconds;
     if (static_cast<Lane>(lane) == Lane::compute) expose(compute_ended_, now_, after);
   }
 
@@ -187,12 +187,12 @@ class Running {
     LaneState& state = lanes_[lane];
     if (state.phase == Phase::starting && state.start_ends <= now_) {
       state.phase = Phase::moving;
-      const InstrCost& work = item(lane).work;
-      for (size_t f = 0; f < work.flows.size(); ++f) {
-        if (!(work.flows[f].bytes > 0)) continue;
+      const InstrCost& cost = item(lane).cost;
+      for (size_t f = 0; f < cost.flows.size(); ++f) {
+        if (!(cost.flows[f].bytes > 0)) continue;
         // At an unknown rate until share_again.
-        state.flows[f] = {work.flows[f].kind, 0, now_ + work.flows[f].bytes};
-        ++flowing_[static_cast<size_t>(work.flows[f].kind)];
+        state.flows[f] = {cost.flows[f].kind, 0, now_ + cost.flows[f].bytes};
+        ++flowing_[static_cast<size_t>(cost.flows[f].kind)];
         flows_changed_ = true;
       }
     } else if (state.phase == Phase::moving) {

@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-#include "plan/work.h"
+#include "plan/instr_cost.h"
 
 namespace spillway {
 
@@ -17,6 +17,10 @@ struct SimulatedInstr {
 };
 
 using ByLane = std::array<double, kLaneCount>;
+// Of what copies between the tiers take, both ways.
+inline double copies_of(const ByLane& seconds) {
+  return seconds[static_cast<size_t>(Lane::h2d)] + seconds[static_cast<size_t>(Lane::d2h)];
+}
 
 struct Simulation {
   double step_seconds = 0;
@@ -29,7 +33,6 @@ struct Simulation {
   std::vector<SimulatedInstr> timeline;  // in issue order; filled on request
 
   double of(Lane lane) const { return exposed[static_cast<size_t>(lane)]; }
-  double exposed_transfer_seconds() const { return of(Lane::h2d) + of(Lane::d2h); }
 };
 
 // Fills Instr::planned_us as well: what each instruction takes while nothing else moves.

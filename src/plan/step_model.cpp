@@ -216,7 +216,7 @@ class Modelling {
       add(at[use.first], piece.fetch, true);
       if (!piece.written.empty()) add(at[piece.last_write], piece.written, false);
     }
-    const int32_t ring = ring_index(ring_name, first.place, unit.pool);
+    const int32_t ring = ring_index(ring_name, unit.pool);
     for (SlotNeed& need : streaming.slots)
       if (need.ring == ring) {
         need.bytes = std::max(need.bytes, static_cast<double>(use.slot_bytes));
@@ -233,10 +233,10 @@ class Modelling {
     return streaming.flows.emplace_back(flow);
   }
 
-  int32_t ring_index(const std::string& name, const std::string& place, Pool pool) {
+  int32_t ring_index(const std::string& name, Pool pool) {
     for (size_t r = 0; r < model_.rings.size(); ++r)
       if (model_.rings[r].name == name) return static_cast<int32_t>(r);
-    model_.rings.push_back({name, place, pool});
+    model_.rings.push_back({name, pool});
     return static_cast<int32_t>(model_.rings.size()) - 1;
   }
 

@@ -80,7 +80,7 @@ struct Exchanges {
 };
 
 struct RingModel {
-  std::string name, place;
+  std::string name;
   Pool pool = Pool::activations;
 };
 
@@ -98,7 +98,6 @@ struct StepModel {
   Exchanges exchanges;
   std::vector<RingModel> rings;
   double fixed_device_bytes = 0, fixed_host_bytes = 0;  // of any placement
-  bool can_rotate = true;
 };
 
 // `blocks`: at most this many buckets of block layers.

@@ -29,8 +29,8 @@ struct Home {
   BufferId buffer = -1;
   int64_t offset = 0;            // bytes into the buffer
   int64_t begin = 0, count = 0;  // elements of the global tensor that this rank holds
-  bool copy =
-      false;  // a second one, on the host: of a parameter on the device that is updated there
+  // A second one, on the host: of a parameter on the device that is updated there.
+  bool copy = false;
 };
 
 struct Lowered {

@@ -6,6 +6,7 @@ namespace spillway {
 namespace {
 
 constexpr int32_t kInputSlots = 2;  // groups of micro-batches of tokens on the device at once
+
 bool shared_between_programs(const Tensor& t) {
   const Role role = t.role;
   return t.carried || role == Role::param || role == Role::master || role == Role::moment ||

@@ -200,7 +200,7 @@ std::string table_of(const Claim& claim) {
             "{:>9} {:>8} {:>7} {:>8.3f} s {:>8.3f} s {:>7.2f} {:>8.2f} {:>6} {:>7} {:>13} {:>8}\n",
             tokens, link, memory, r.plan.step_seconds, r.bound_seconds,
             100 * (r.plan.step_seconds / r.bound_seconds - 1),
-            100 * r.plan.exposed_transfer_seconds / r.plan.step_seconds, r.plan.schedule.group,
+            100 * r.plan.exposed_transfer_seconds() / r.plan.step_seconds, r.plan.schedule.group,
             every, plain.fits ? fmt::format("{:.3f} s", plain.plan.step_seconds) : "does not fit",
             plain.fits ? fmt::format("{:.3f}", plain.plan.step_seconds / r.plan.step_seconds)
                        : "-");

@@ -10,8 +10,6 @@ namespace {
 
 using Keys = std::vector<std::pair<std::string, std::string>>;
 
-std::string bytes_text(int64_t bytes) { return fmt::format("{}B", bytes); }
-
 // The pins but for number `left_out`.
 std::string pins_text(const Config& config, size_t left_out) {
   nlohmann::ordered_json pins = nlohmann::ordered_json::object();
@@ -27,12 +25,12 @@ std::vector<Keys> exact_changes(const Workload& w, const PlanReport& report) {
   std::vector<Keys> changes;
   Keys memory;
   if (budgets.device < report.device_minimum_bytes)
-    memory.emplace_back("memory.device", bytes_text(report.device_minimum_bytes));
+    memory.emplace_back("memory.device", size_at_least(report.device_minimum_bytes));
   if (budgets.host < report.host_of_minimum_bytes)
-    memory.emplace_back("memory.host", bytes_text(report.host_of_minimum_bytes));
+    memory.emplace_back("memory.host", size_at_least(report.host_of_minimum_bytes));
   if (!memory.empty()) changes.push_back(memory);
   if (budgets.device < report.all_resident_device_bytes)
-    changes.push_back({{"memory.device", bytes_text(report.all_resident_device_bytes)}});
+    changes.push_back({{"memory.device", size_at_least(report.all_resident_device_bytes)}});
   if (config.recompute == Mode::off) changes.push_back({{"recompute", "auto"}});
   if (config.offload == Mode::off) changes.push_back({{"offload", "auto"}});
   if (config.recompute == Mode::off && config.offload == Mode::off)

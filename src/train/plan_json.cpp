@@ -90,7 +90,7 @@ Json plan_json(const PlanAnswer& answer, const Workload& w) {
   j["all_resident_device_bytes"] = r.all_resident_device_bytes;
   j["step_seconds"] = r.plan.step_seconds;
   j["all_resident_step_seconds"] = r.all_resident_step_seconds;
-  j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds;
+  j["exposed_transfer_seconds"] = r.plan.exposed_transfer_seconds();
   const auto exposed = [&](Lane lane) { return r.plan.exposed[static_cast<size_t>(lane)]; };
   j["exposed_seconds"] = {{"h2d", exposed(Lane::h2d)},
                           {"d2h", exposed(Lane::d2h)},

@@ -101,8 +101,8 @@ class PlanText {
     line(
         "  predicted step time        {:.2f} ms, exposed transfer {:.2f} ms ({:.1f} %), MFU {:.1f} "
         "%",
-        1e3 * step, 1e3 * plan_.exposed_transfer_seconds,
-        step > 0 ? 100 * plan_.exposed_transfer_seconds / step : 0.0, 100 * plan_.mfu);
+        1e3 * step, 1e3 * plan_.exposed_transfer_seconds(),
+        step > 0 ? 100 * plan_.exposed_transfer_seconds() / step : 0.0, 100 * plan_.mfu);
     const auto waits_ms = [&](Lane lane) { return 1e3 * plan_.exposed[static_cast<size_t>(lane)]; };
     line(
         "  compute waits for          {:.2f} ms of copies in, {:.2f} ms out, {:.2f} ms of "

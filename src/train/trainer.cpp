@@ -284,7 +284,7 @@ class Trainer {
         "in "
         "{:.0f} ms",
         format_bytes(plan.device.peak), format_bytes(plan.host.peak), 1e3 * plan.step_seconds,
-        1e3 * plan.exposed_transfer_seconds, 1e3 * session_->verify_seconds()));
+        1e3 * plan.exposed_transfer_seconds(), 1e3 * session_->verify_seconds()));
   }
 
   int64_t parameter_total() const {

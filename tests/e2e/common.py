@@ -66,6 +66,15 @@ def run(*arguments, ranks=0, timeout=300, **options):
                           timeout=timeout, env=ENVIRONMENT, cwd=ROOT, **options)
 
 
+def one_line(test, done, code, words=()):
+    """The run ended with that exit code and one line on standard error, which has the words."""
+    test.assertEqual(done.returncode, code, done.stdout + done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line]
+    test.assertEqual(len(lines), 1, done.stderr)
+    for word in words:
+        test.assertIn(word, lines[0])
+
+
 def train(config_path, output, *arguments, ranks=0, expect=0, **options):
     done = run("--config", config_path, "--set", f"output={output}", *arguments, ranks=ranks,
                **options)

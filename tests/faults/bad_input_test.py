@@ -5,7 +5,7 @@ import random
 import subprocess
 import unittest
 
-from e2e.common import (Folder, ROOT, config, hashes, newest_checkpoint, run, train, write_config)
+from e2e.common import (Folder, ROOT, config, hashes, newest_checkpoint, one_line, run, train, write_config)
 
 
 def changed(path, value):
@@ -66,19 +66,12 @@ CASES = [
 
 
 class BadInput(unittest.TestCase):
-    def one_line(self, done, code, words=()):
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        lines = [l for l in done.stderr.splitlines() if l]
-        self.assertEqual(len(lines), 1, done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
-
     def test_config_keys(self):
         with Folder() as folder:
             for key, value, words in CASES:
                 with self.subTest(key=key, value=value):
                     path = write_config(folder, changed(key, value))
-                    self.one_line(run("--config", path, "--set", f"output={folder}/out"), 2, words)
+                    one_line(self, run("--config", path, "--set", f"output={folder}/out"), 2, words)
 
     def test_config_files(self):
         with Folder() as folder:
@@ -87,13 +80,13 @@ class BadInput(unittest.TestCase):
                    "empty": "", "array": "[]", "deep": "[" * 10000}
             for name, value in bad.items():
                 with self.subTest(name=name):
-                    self.one_line(run("--config", write_config(folder, value)), 2, ["run.json"])
+                    one_line(self, run("--config", write_config(folder, value)), 2, ["run.json"])
             huge = folder / "huge.json"
             with open(huge, "wb") as file:
                 file.truncate(17 << 20)
-            self.one_line(run("--config", huge), 2, ["huge.json", "16"])
-            self.one_line(run("--config", folder / "absent.json"), 2, ["absent.json"])
-            self.one_line(run("--config", folder), 2)
+            one_line(self, run("--config", huge), 2, ["huge.json", "16"])
+            one_line(self, run("--config", folder / "absent.json"), 2, ["absent.json"])
+            one_line(self, run("--config", folder), 2)
 
     def test_token_files(self):
         with Folder() as folder:
@@ -102,14 +95,14 @@ class BadInput(unittest.TestCase):
                 path.write_bytes(content)
                 return write_config(folder, config(data={"train": [str(path)], "tokenizer": tokenizer,
                                                          "validation": 0}, model={"vocab": 300, **model}))
-            self.one_line(run("--config", data("empty.txt", b"", "bytes")), 2, ["empty.txt"])
-            self.one_line(run("--config", data("short.txt", b"abc", "bytes")), 2, ["short.txt"])
-            self.one_line(run("--config", data("odd.bin", b"\1\0\2\0\3" * 101, "uint16")), 2, ["odd.bin"])
+            one_line(self, run("--config", data("empty.txt", b"", "bytes")), 2, ["empty.txt"])
+            one_line(self, run("--config", data("short.txt", b"abc", "bytes")), 2, ["short.txt"])
+            one_line(self, run("--config", data("odd.bin", b"\1\0\2\0\3" * 101, "uint16")), 2, ["odd.bin"])
             out_of_range = b"\1\0" * 500 + (400).to_bytes(2, "little") + b"\1\0" * 500
-            self.one_line(run("--config", data("range.bin", out_of_range, "uint16")), 2,
+            one_line(self, run("--config", data("range.bin", out_of_range, "uint16")), 2,
                           ["range.bin", "1000", "400"])
             header = b"".join(v.to_bytes(4, "little") for v in (20240520, 1, 5000)) + b"\0" * 1012
-            self.one_line(run("--config", data("truncated.bin", header + b"\1\0" * 100, "gpt2.bin")), 2,
+            one_line(self, run("--config", data("truncated.bin", header + b"\1\0" * 100, "gpt2.bin")), 2,
                           ["truncated.bin"])
 
     def test_command_line(self):
@@ -117,28 +110,28 @@ class BadInput(unittest.TestCase):
                           ["inspect", "/nowhere"], ["sample", "--checkpoint", "/nowhere"],
                           ["--config", "x", "--stop-at", "-4"]):
             with self.subTest(arguments=arguments):
-                self.one_line(run(*arguments), 2)
+                one_line(self, run(*arguments), 2)
         with Folder() as folder:
             path = write_config(folder, config())
-            self.one_line(run("--config", path, "--set", "train.steps"), 2, ["train.steps"])
-            self.one_line(run("--config", path, "--set", "train.stps=3"), 2, ["train.steps"])
+            one_line(self, run("--config", path, "--set", "train.steps"), 2, ["train.steps"])
+            one_line(self, run("--config", path, "--set", "train.stps=3"), 2, ["train.steps"])
 
     def test_output_folder(self):
         with Folder() as folder:
             path = write_config(folder, config())
             (folder / "file").write_text("in the way")
-            self.one_line(run("--config", path, "--set", f"output={folder}/file/x"), 2, ["file/x"])
+            one_line(self, run("--config", path, "--set", f"output={folder}/file/x"), 2, ["file/x"])
 
     def test_does_not_fit(self):
         with Folder() as folder:
             path = write_config(folder, config(memory={"device": "100KiB"}))
             done = run("--config", path, "--set", f"output={folder}/out")
-            self.one_line(done, 3, ["device"])
+            one_line(self, done, 3, ["device"])
             done = run("plan", "--config", path, "--json")
-            self.one_line(done, 3, ["device"])
+            one_line(self, done, 3, ["device"])
             self.assertFalse(json.loads(done.stdout)["fits"])
             path = write_config(folder, config(memory={"host": "1KiB"}))
-            self.one_line(run("--config", path, "--set", f"output={folder}/out"), 3, ["host"])
+            one_line(self, run("--config", path, "--set", f"output={folder}/out"), 3, ["host"])
 
     def test_plan_for_another_config(self):
         with Folder() as folder:
@@ -146,10 +139,10 @@ class BadInput(unittest.TestCase):
             plan = folder / "plan.json"
             self.assertEqual(run("plan", "--config", path, "--out", plan).returncode, 0)
             self.assertEqual(run("plan", "--config", path, "--plan", plan).returncode, 0)
-            self.one_line(run("--config", path, "--plan", plan, "--set", "model.layers=2", "--set",
+            one_line(self, run("--config", path, "--plan", plan, "--set", "model.layers=2", "--set",
                               f"output={folder}/o1"), 2, ["plan.json"])
             plan.write_text(plan.read_text()[:-20])
-            self.one_line(run("--config", path, "--plan", plan, "--set", f"output={folder}/o2"), 2,
+            one_line(self, run("--config", path, "--plan", plan, "--set", f"output={folder}/o2"), 2,
                           ["plan.json"])
 
     def test_damaged_checkpoints(self):
@@ -168,7 +161,7 @@ class BadInput(unittest.TestCase):
                 for arguments in (["--config", path, "--set", f"output={output}", "--resume", checkpoint],
                                   ["--config", path, "--set", f"output={output}", "--resume", "latest"],
                                   ["inspect", checkpoint], ["sample", "--checkpoint", checkpoint]):
-                    self.one_line(run(*arguments), 2)
+                    one_line(self, run(*arguments), 2)
 
             for file in whole:
                 data = bytearray(whole[file])
@@ -198,7 +191,7 @@ class BadInput(unittest.TestCase):
             try:
                 (disk / "filler").write_bytes(b"x" * 4096)
                 path = write_config(folder, config())
-                self.one_line(run("--config", path, "--set", f"output={disk}/run"), 2, ["run"])
+                one_line(self, run("--config", path, "--set", f"output={disk}/run"), 2, ["run"])
             finally:
                 subprocess.run(["umount", disk], check=True)
 

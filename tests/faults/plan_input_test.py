@@ -3,19 +3,14 @@ profiles, budgets, pins, plans for something else, certificates that were altere
 import json
 import unittest
 
-from e2e.common import Folder, ROOT, config, run, write_config
+from e2e.common import Folder, ROOT, config, one_line, run, write_config
 
 CPU = ROOT / "configs" / "hardware" / "cpu.json"
 
 
 class PlanInput(unittest.TestCase):
     def refused(self, code, words, *arguments):
-        done = run("plan", *arguments)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        lines = [line for line in done.stderr.splitlines() if line]
-        self.assertEqual(len(lines), 1, done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
+        one_line(self, run("plan", *arguments), code, words)
 
     def test_profiles(self):
         """Zero, missing, negative or of another type: the file and the key are named."""

@@ -305,7 +305,8 @@ TEST(Planner, LinkTurnsRecomputeIntoOffload) {
     const PlanReport r = p.plan(budget);
     ASSERT_TRUE(r.fits);
     seconds[fast] = r.plan.step_seconds;
-    // Neither choice for both everywhere is much faster; an idle link takes a few layers all the same.
+    // Neither choice for both everywhere is much faster; an idle link takes a few layers all the
+    // same.
     for (const char* where : {"recompute", "host"}) {
       PlannerInput uniform(model(fast),
                            {fmt::format(R"(place={{"qkv":"{0}","ffn_up":"{0}"}})", where)});

@@ -166,7 +166,7 @@ TEST(Simulate, ExposedByCause) {
   EXPECT_DOUBLE_EQ(s.of(Lane::d2h), 4);
   EXPECT_DOUBLE_EQ(s.of(Lane::compute), 0);
   EXPECT_DOUBLE_EQ(s.busy[0], 4);
-  EXPECT_DOUBLE_EQ(s.exposed_transfer_seconds(), 6);
+  EXPECT_DOUBLE_EQ(copies_of(s.exposed), 6);
 }
 
 // Compute waits for an exchange that waits for a copy: each is charged its own part.
@@ -210,11 +210,11 @@ class Reference {
         for (InstrId i = segment.begin; i < segment.end; ++i) {
           Run run;
           run.lane = p.instrs[i].lane;
-          const InstrCost work = work_of(set, p, p.instrs[i], machine);
-          run.start = work.seconds;
+          const InstrCost cost = cost_of(set, p, p.instrs[i], machine);
+          run.start = cost.seconds;
           for (size_t f = 0; f < 2; ++f) {
-            run.kind[f] = work.flows[f].kind;
-            run.left[f] = work.flows[f].bytes;
+            run.kind[f] = cost.flows[f].kind;
+            run.left[f] = cost.flows[f].bytes;
           }
           for (const Wait& w : p.instrs[i].waits)
             if (latest[w.on] >= 0) run.on.push_back(latest[w.on]);
@@ -369,10 +369,10 @@ TEST(Simulate, RandomProgramsAgainstTheReference) {
       ASSERT_NEAR(s.timeline[i].begin, reference.runs[i].begin, 1e-6 * (1 + expected));
       ASSERT_NEAR(s.timeline[i].end, reference.runs[i].end, 1e-6 * (1 + expected));
       // No instruction is faster than alone, as the bound prices it.
-      const InstrCost work =
-          work_of(hand.set, hand.program(), hand.program().instrs[s.timeline[i].instr], machine);
+      const InstrCost cost =
+          cost_of(hand.set, hand.program(), hand.program().instrs[s.timeline[i].instr], machine);
       ASSERT_GE(s.timeline[i].end - s.timeline[i].begin,
-                seconds_alone(work, machine) * (1 - 1e-9) - 1e-9);
+                seconds_alone(cost, machine) * (1 - 1e-9) - 1e-9);
     }
   }
 }

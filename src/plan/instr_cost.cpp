@@ -1,4 +1,4 @@
-#include "plan/work.h"
+#include "plan/instr_cost.h"
 
 #include <algorithm>
 
@@ -9,20 +9,20 @@ namespace {
 
 Tier tier_of(const ProgramSet& set, const ProgramOperand& o) { return set.buffers[o.buffer].tier; }
 
-InstrCost copy_work(const ProgramSet& set, const Instr& instr, const Machine& machine) {
+InstrCost copy_cost(const ProgramSet& set, const Instr& instr, const Machine& machine) {
   const auto bytes = static_cast<double>(instr.in[0].bytes());
   const Tier from = tier_of(set, instr.in[0]), to = tier_of(set, instr.out[0]);
-  InstrCost work{machine.profile.copy_seconds};
+  InstrCost cost{machine.profile.copy_seconds};
   if (from == Tier::device && to == Tier::device)
-    work.seconds += 2 * bytes / machine.profile.memory_bandwidth;
+    cost.seconds += 2 * bytes / machine.profile.memory_bandwidth;
   else if (from == Tier::host && to == Tier::host)  // read and written
-    work.flows[0] = {Traffic::cpu_update, 2 * bytes};
+    cost.flows[0] = {Traffic::cpu_update, 2 * bytes};
   else
-    work.flows[0] = {to == Tier::device ? Traffic::h2d : Traffic::d2h, bytes};
-  return work;
+    cost.flows[0] = {to == Tier::device ? Traffic::h2d : Traffic::d2h, bytes};
+  return cost;
 }
 
-InstrCost exchange_work(const Instr& instr, const Machine& machine) {
+InstrCost exchange_cost(const Instr& instr, const Machine& machine) {
   ExchangeBytes bytes;
   for (const ProgramTransfer& t : instr.transfers)
     bytes.add(machine.place, t.peer, t.count, t.stride,
@@ -38,13 +38,13 @@ Machine machine_of(const HardwareProfile& profile, const RankPlace& place, bool 
   return {profile, place, bf16, shared_resources(profile, place.ranks_on_node)};
 }
 
-InstrCost work_of(const ProgramSet& set, const Program& program, const Instr& instr,
+InstrCost cost_of(const ProgramSet& set, const Program& program, const Instr& instr,
                   const Machine& machine) {
   switch (instr.kind) {
     case InstrKind::copy:
-      return copy_work(set, instr, machine);
+      return copy_cost(set, instr, machine);
     case InstrKind::exchange:
-      return exchange_work(instr, machine);
+      return exchange_cost(instr, machine);
     case InstrKind::save: {  // at best; disks are not in the profile
       const bool from_device = tier_of(set, instr.in[0]) == Tier::device;
       const auto bytes = static_cast<double>(instr.in[0].bytes());
@@ -63,14 +63,11 @@ InstrCost work_of(const ProgramSet& set, const Program& program, const Instr& in
   return {op_seconds(instr.op, attrs, in, machine.profile, machine.bf16)};
 }
 
-double seconds_alone(const InstrCost& work, const Machine& machine) {
-  double seconds = 0;
-  for (const SharedResource& r : machine.resources) {
-    double load = 0;
-    for (const InstrCost::Flow& flow : work.flows) load += r.of(flow.kind) * flow.bytes;
-    seconds = std::max(seconds, load / r.bytes_per_second);
-  }
-  return work.seconds + seconds;
+double seconds_alone(const InstrCost& cost, const Machine& machine) {
+  ByTraffic bytes{};
+  for (const InstrCost::Flow& flow : cost.flows)
+    bytes[static_cast<size_t>(flow.kind)] += flow.bytes;
+  return cost.seconds + seconds_alone(machine.resources, bytes);
 }
 
 }  // namespace spillway

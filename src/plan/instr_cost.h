@@ -30,11 +30,10 @@ struct InstrCost {
   std::array<Flow, 2> flows{};
 };
 
-// Throws Error(internal) for an instruction whose lane cannot do what it asks for.
-InstrCost work_of(const ProgramSet& set, const Program& program, const Instr& instr,
+InstrCost cost_of(const ProgramSet& set, const Program& program, const Instr& instr,
                   const Machine& machine);
 
 // What it takes while nothing else moves.
-double seconds_alone(const InstrCost& work, const Machine& machine);
+double seconds_alone(const InstrCost& cost, const Machine& machine);
 
 }  // namespace spillway
