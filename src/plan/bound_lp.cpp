@@ -14,8 +14,8 @@ using Terms = std::vector<std::pair<int32_t, double>>;
 class Building {
  public:
   Building(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
-           double horizon, bool offload, const RoundingAid& aid)
-      : model_(model), profile_(profile), horizon_(horizon), offload_(offload), aid_(aid) {
+           double horizon, Streams streams, const RoundingAid& aid)
+      : model_(model), profile_(profile), horizon_(horizon), streams_(streams), aid_(aid) {
     intervals_ = static_cast<int32_t>(model.intervals.size());
     in_rate_ = rate_alone(model.resources, Traffic::h2d);
     out_rate_ = rate_alone(model.resources, Traffic::d2h);
@@ -56,7 +56,10 @@ class Building {
   }
 
   bool streams(const BucketUnit& unit) const {
-    return unit.can_stream && (offload_ || unit.pinned[static_cast<int>(Where::host)] > 0);
+    if (!unit.can_stream) return false;
+    return streams_ == Streams::all ||
+           (streams_ == Streams::unless_recomputable && !unit.can_recompute) ||
+           unit.pinned[static_cast<int>(Where::host)] > 0;
   }
 
   // Rounded to whole layers, an activation that is needed before it can have left and returned
@@ -392,7 +395,7 @@ class Building {
   Budgets budgets_;
   double in_rate_ = 1, out_rate_ = 1;  // bytes a second of copies that nothing else slows down
   double horizon_ = 0;
-  bool offload_ = true;
+  Streams streams_ = Streams::all;
   RoundingAid aid_;
   int32_t intervals_ = 0, mean_ = -1;
   double total_bytes_ = 0, total_seconds_ = 0, byte_scale_ = 1, time_scale_ = 1;
@@ -404,8 +407,8 @@ class Building {
 }  // namespace
 
 BoundLp bound_lp(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
-                 double horizon, bool offload, const RoundingAid& aid) {
-  return Building(model, profile, budgets, horizon, offload, aid).run();
+                 double horizon, Streams streams, const RoundingAid& aid) {
+  return Building(model, profile, budgets, horizon, streams, aid).run();
 }
 
 }  // namespace spillway

@@ -51,9 +51,11 @@ struct RoundingAid {
   }
 };
 
-// `horizon`: seconds that the step need not exceed. `offload`: whether anything may be streamed
-// that is not pinned to be.
+// What may be streamed that is not pinned to be. `unless_recomputable`: what cannot be recomputed.
+enum class Streams : uint8_t { nothing, unless_recomputable, all };
+
+// `horizon`: seconds that the step need not exceed.
 BoundLp bound_lp(const StepModel& model, const HardwareProfile& profile, const Budgets& budgets,
-                 double horizon, bool offload, const RoundingAid& aid = {});
+                 double horizon, Streams streams, const RoundingAid& aid = {});
 
 }  // namespace spillway

@@ -46,10 +46,11 @@ class BoundSearch {
     for (GroupBound& group : groups_) solve(group, basis);
     std::sort(groups_.begin(), groups_.end(),
               [](const GroupBound& a, const GroupBound& b) { return a.bound < b.bound; });
-    for (const bool offload : {true, false}) {
-      if (!offload && input_.recompute != Mode::automatic) continue;
-      layouts_ = offload ? affordable_ : affordable_ / 4 + 2;
-      for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) explore(groups_[g], offload);
+    for (const Streams streams : {Streams::all, Streams::unless_recomputable, Streams::nothing}) {
+      const bool all = streams == Streams::all;
+      if (!all && input_.recompute != Mode::automatic) continue;
+      layouts_ = all ? affordable_ : affordable_ / 4 + 2;
+      for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) explore(groups_[g], streams);
     }
     const double best = groups_.front().bound;
     report_.bound_seconds = std::isinf(best) ? 0 : best;
@@ -58,8 +59,8 @@ class BoundSearch {
  private:
   // `basis`: of the group before, and then of this one, whose programs are much alike.
   void solve(GroupBound& group, LpSolver::Basis& basis) {
-    const BoundLp program =
-        bound_lp(group.model, input_.profile, input_.budgets, horizon_, offloads());
+    const BoundLp program = bound_lp(group.model, input_.profile, input_.budgets, horizon_,
+                                     offloads() ? Streams::all : Streams::nothing);
     LpSolver solver(program.lp);
     if (basis.size() == program.lp.columns.size() + program.lp.rows.size())
       solver.start_from(basis);
@@ -94,13 +95,15 @@ class BoundSearch {
     return result;
   }
 
-  bool close_enough(const GroupBound& group, bool offload) const {
-    const double best =
-        offload ? (report_.fits ? report_.plan.step_seconds : 0) : report_.no_offload_step_seconds;
+  bool close_enough(const GroupBound& group, Streams streams) const {
+    const double best = streams == Streams::nothing ? report_.no_offload_step_seconds
+                        : report_.fits              ? report_.plan.step_seconds
+                                                    : 0;
     return best > 0 && best <= group.bound * kCloseEnough;
   }
 
-  void explore(const GroupBound& group, bool offload) {
+  void explore(const GroupBound& group, Streams streams) {
+    const bool offload = streams != Streams::nothing;
     if (std::isinf(group.bound) || (offload && !offloads())) return;
     // Links that are planned full make compute wait for every delay; small rings hide less, large
     // ones leave less memory.
@@ -110,12 +113,12 @@ class BoundSearch {
     for (const Budgets& budgets : ladder()) {
       LpSolver::Basis basis;  // not of other budgets: what a rung finds depends on it alone
       for (RoundingAid aid : kAids) {
-        if (close_enough(group, offload) || layouts_ <= 0) return;
+        if (close_enough(group, streams) || layouts_ <= 0) return;
         aid.cost_of_bytes /= rate_alone(group.model.resources, Traffic::h2d);
         // Where there is no room to send sums and gather parameters ahead, at once.
-        bool found = round(group, budgets, offload, aid, 1, basis);
+        bool found = round(group, budgets, streams, aid, 1, basis);
         if (!found && input_.train->spec().ranks > 1)
-          found = round(group, budgets, offload, aid, 0, basis);
+          found = round(group, budgets, streams, aid, 0, basis);
         if (!offload && found) return;
       }
     }
@@ -124,13 +127,13 @@ class BoundSearch {
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
   // Returns whether one fitted. Each program starts where the one before was solved: the first from
   // `basis`, if that is not empty, which becomes its own.
-  bool round(const GroupBound& group, Budgets budgets, bool offload, const RoundingAid& aid,
+  bool round(const GroupBound& group, Budgets budgets, Streams streams, const RoundingAid& aid,
              int32_t reduce_delay, LpSolver::Basis& basis) {
     constexpr int kTries = 3;
     LpSolver::Basis start = basis;
     for (int attempt = 1; attempt <= kTries; ++attempt) {
       const BoundLp program =
-          bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, offload, aid);
+          bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, streams, aid);
       LpSolver solver(program.lp);
       if (!start.empty()) solver.start_from(start);
       const LpSolution solution = solver.solve();

@@ -35,7 +35,8 @@ class BoundRates {
  private:
   BoundLp program(const PlanInput& input) const {
     return bound_lp(step_model(input, certificate_.group, certificate_.blocks), input.profile,
-                    input.budgets, horizon_, input.offload == Mode::automatic);
+                    input.budgets, horizon_,
+                    input.offload == Mode::automatic ? Streams::all : Streams::nothing);
   }
 
   double lagrangian(const Lp& lp) const {

@@ -82,6 +82,13 @@ PlanReport plan_of_stage(const PlanInput& input) {
     report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(around, 0));
     note_no_offload(report.plan, report);
   }
+  // In the order of the work that was found best, nothing may have to move at all.
+  if (report.fits) {
+    const Candidate resident{search_space(input, report.plan.schedule).base, report.plan.schedule};
+    const Peaks peaks = peaks_of(input, resident);
+    if (peaks.device <= input.budgets.device && peaks.host <= input.budgets.host)
+      consider_plan(evaluate_placement(input, resident.placement, resident.schedule));
+  }
   return report;
 }
 

@@ -82,8 +82,9 @@ TEST(Certificate, RowsAndBoundsAreThePlanners) {
       SCOPED_TRACE(group);
       constexpr int32_t kBlocks = 4;
       const StepModel model = step_model(p.input, group, kBlocks);
-      const BoundLp planner = bound_lp(model, p.input.profile, p.input.budgets, horizon,
-                                       p.input.offload == Mode::automatic);
+      const BoundLp planner =
+          bound_lp(model, p.input.profile, p.input.budgets, horizon,
+                   p.input.offload == Mode::automatic ? Streams::all : Streams::nothing);
       const LpSolution solution = LpSolver(planner.lp).solve();
       const CertificateProgram own =
           certificate_program(certificate_input(p.input), group, kBlocks, p.input.budgets, horizon);

@@ -38,7 +38,8 @@ std::string llama(int layers, const std::string& precision, int batch) {
 void expect_monotone(PlannerInput& p, size_t distinct) {
   const PlanReport resident = p.plan(kPlenty);
   ASSERT_TRUE(resident.fits);
-  // Another order of the work may still be faster than everything resident.
+  // Nothing moves; another order of the work may still be faster.
+  EXPECT_GE(resident.plan.device.peak, resident.all_resident_device_bytes);
   EXPECT_LE(resident.plan.step_seconds, resident.all_resident_step_seconds);
   const int64_t least = resident.device_minimum_bytes, all = resident.all_resident_device_bytes;
   ASSERT_LT(least, all);
@@ -292,7 +293,6 @@ TEST(Planner, NoPlacementOfTheFreeUnitsBelowTheMinimum) {
 TEST(Planner, LinkTurnsRecomputeIntoOffload) {
   std::map<std::string, std::map<Where, int>> counts[2];
   double seconds[2];
-  constexpr double kSearchNoise = 1.03;  // that local search may leave
   const auto model = [](bool fast) { return gpt2(6, 512, fast ? "8GB/s" : "0.25GB/s", 16, 16); };
   for (const int fast : {0, 1}) {
     PlannerInput p(model(fast), {});
@@ -305,21 +305,19 @@ TEST(Planner, LinkTurnsRecomputeIntoOffload) {
     const PlanReport r = p.plan(budget);
     ASSERT_TRUE(r.fits);
     seconds[fast] = r.plan.step_seconds;
-    // Neither choice for both everywhere is much faster; an idle link takes a few layers all the
-    // same.
+    // What pins force upon all layers is among what is searched.
     for (const char* where : {"recompute", "host"}) {
-      PlannerInput uniform(model(fast),
-                           {fmt::format(R"(place={{"qkv":"{0}","ffn_up":"{0}"}})", where)});
-      const PlanReport u = uniform.plan(budget);
-      if (u.fits) {
-        EXPECT_LE(r.plan.step_seconds, u.plan.step_seconds * kSearchNoise) << where;
+      PlannerInput pinned(model(fast),
+                          {fmt::format(R"(place={{"qkv":"{0}","ffn_up":"{0}"}})", where)});
+      if (const PlanReport u = pinned.plan(budget); u.fits) {
+        EXPECT_LE(r.plan.step_seconds, u.plan.step_seconds * 1.001) << where << " " << fast;
       }
     }
     for (const auto& [key, where] : r.plan.placement.where) ++counts[fast][key.first][where];
   }
   for (const char* name : {"ffn_up", "qkv"}) {
-    EXPECT_GE(counts[0][name][Where::recompute], 1) << name;
-    EXPECT_LT(counts[0][name][Where::host], counts[1][name][Where::host]) << name;
+    EXPECT_GE(counts[0][name][Where::recompute], 3) << name;
+    EXPECT_LT(counts[0][name][Where::host], counts[0][name][Where::recompute]) << name;
     EXPECT_EQ(counts[1][name][Where::recompute], 0) << name;
     EXPECT_GE(counts[1][name][Where::host], 3) << name;
   }
