@@ -46,6 +46,24 @@ int evaluations(const SearchSpace& space, int least) {
       std::clamp<int64_t>(100000 / std::max<int64_t>(1, space.nodes), least, 160));
 }
 
+// Where ranks sum after several micro-batches, the partial sums of a layer are whole gradients, and
+// live on unless all these micro-batches visit it together.
+Candidate least_of_orders(const SearchSpace& space) {
+  const PlanInput& input = *space.input;
+  const ParallelSpec& spec = input.train->spec();
+  Candidate least = least_device_memory(space);
+  const auto together = static_cast<int32_t>(spec.reduce_every);
+  const std::vector<int32_t> groups = group_choices(spec);
+  if (spec.ranks == 1 || together == space.choice.group ||
+      std::find(groups.begin(), groups.end(), together) == groups.end())
+    return least;
+  ScheduleChoice choice = space.choice;
+  choice.group = together;
+  Candidate other = least_device_memory(search_space(input, choice));
+  const auto device = [&](const Candidate& c) { return peaks_of(input, c).device; };
+  return device(other) < device(least) ? other : least;
+}
+
 // The fastest plan whose stage is `input`'s in all layers.
 PlanReport plan_of_stage(const PlanInput& input) {
   const SearchSpace space = search_space(input);
@@ -53,7 +71,7 @@ PlanReport plan_of_stage(const PlanInput& input) {
   report.plan = evaluate_placement(input, space.base, space.choice);
   report.all_resident_device_bytes = report.plan.device.peak;
   report.all_resident_step_seconds = report.plan.step_seconds;
-  const Candidate minimum = least_device_memory(space);
+  const Candidate minimum = least_of_orders(space);
   Plan least = evaluate_placement(input, minimum.placement, minimum.schedule);
   report.device_minimum_bytes = least.device.peak;
   report.host_of_minimum_bytes = least.host.peak;
