@@ -293,7 +293,7 @@ void Watchdog::publish() {
   own_->heartbeat.fetch_add(1);
   phase_ = static_cast<Phase>(own_->phase.load());
   uint64_t progress = fed_.load();
-  planned_ = 0;
+  double planned = 0;
   const Instr* shown = nullptr;
   {
     const std::lock_guard lock(device_mutex_);
@@ -304,7 +304,7 @@ void Watchdog::publish() {
         const Instr* running = device_->running(lane);
         if (!running) continue;
         if (!shown) shown = running;
-        planned_ = std::max(planned_, running->planned_us * 1e-6);
+        planned = std::max(planned, running->planned_us * 1e-6);
       }
     }
     // Between instructions the last one stays: a rank that dies there died after it.
@@ -318,6 +318,8 @@ void Watchdog::publish() {
       }
     }
   }
+  // An instruction that has ended may not count as completed yet: its patience lasts until it does.
+  planned_ = progress == last_progress_ ? std::max(planned_, planned) : planned;
   if (progress != last_progress_) quiet_ = 0;
   last_progress_ = progress;
 }

@@ -119,7 +119,7 @@ class Watchdog {
   Phase phase_ = Phase::starting;              // as `publish` saw it
   double quiet_ = 0;                           // since this rank's progress last changed
   uint64_t last_progress_ = 0;
-  double planned_ = 0;                   // of what is running, seconds
+  double planned_ = 0;                   // of what has run since progress changed, seconds
   std::string trouble_;                  // what the device reports of itself, or ""
   double troubled_ = 0;                  // since then, seconds
   std::atomic<double> term_waited_{-1};  // since SIGTERM; negative: none came

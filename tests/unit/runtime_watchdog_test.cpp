@@ -271,6 +271,44 @@ TEST(Watchdog, AnInstructionThatIsPlannedToTakeLongMay) {
   EXPECT_EQ(ranks.said(), "");
 }
 
+// A device whose instruction no longer runs and is not completed yet, as a look may find it between
+// the two: here for many looks.
+class DeviceBetween : public CpuDevice {
+ public:
+  explicit DeviceBetween(Board& board)
+      : CpuDevice([](OpKind) -> Kernel { return nullptr; }, nullptr), board_(board) {
+    instr_.name = "blk.3.qkv.forward";
+    instr_.planned_us = 30e6f;
+  }
+  Ticket completed(Lane) const override { return board_.gate >= 2; }
+  const Instr* running(Lane) const override { return board_.gate == 0 ? &instr_ : nullptr; }
+
+ private:
+  Board& board_;
+  Instr instr_;
+};
+
+TEST(Watchdog, AnEndedInstructionHasItsPatienceUntilItIsCompleted) {
+  WatchdogOptions options = quick();
+  options.stuck_after = 0.1;
+  for (const bool completes : {true, false}) {
+    Ranks ranks(1, options, [](int, Watchdog& watchdog, Board& board) {
+      DeviceBetween device(board);
+      watchdog.watch(&device);
+      watchdog.enter(Phase::step, 12);
+      while (board.gate < 3) usleep(1000);
+      watchdog.watch(nullptr);
+    });
+    usleep(400'000);
+    ranks.board().gate = 1;
+    usleep(400'000);
+    EXPECT_EQ(waitpid(ranks.pid(0), nullptr, WNOHANG), 0);
+    // Once it is completed the patience is over.
+    ranks.board().gate = completes ? 3 : 2;
+    EXPECT_EQ(ranks.wait(0).code, completes ? 0 : 4);
+  }
+}
+
 TEST(Watchdog, DeclaredPhasesHaveTheirOwnDeadlines) {
   for (Phase phase : {Phase::starting, Phase::saving, Phase::evaluating}) {
     for (bool late : {false, true}) {
