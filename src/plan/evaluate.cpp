@@ -6,6 +6,8 @@
 namespace spillway {
 namespace {
 
+constexpr int64_t kLeastPiece = 64 << 10;
+
 // Bytes of each class. Buffers that share bytes are counted as the one region they share.
 TierUse use_of(const std::vector<Buffer>& buffers, const ArenaLayout& layout, Tier tier) {
   TierUse use;
@@ -34,6 +36,15 @@ bool copy_fits(const PlanInput& input, const std::vector<Buffer>& buffers, Buffe
   return bytes <= input.budgets.host;
 }
 
+// Of copies between the tiers: as short as their start-up time allows.
+int64_t piece_bytes(const Machine& machine) {
+  constexpr double kStartUp = 0.02;  // part of a piece's time, at most
+  const double rate = std::max(rate_alone(machine.resources, Traffic::h2d),
+                               rate_alone(machine.resources, Traffic::d2h));
+  return std::max<int64_t>(kLeastPiece,
+                           static_cast<int64_t>(machine.profile.copy_seconds / kStartUp * rate));
+}
+
 }  // namespace
 
 std::vector<const Schedule*> schedules_of(const PlanInput& input, const ScheduleChoice& choice) {
@@ -54,6 +65,12 @@ Plan lay_out(const PlanInput& input, const Placement& placement, const ScheduleC
   }
   plan.schedule = schedule;
   plan.lowered = lower(schedules_of(input, schedule), placement, input.rules, input.staging_bytes);
+  const Machine machine = machine_of(input);
+  const ProgramSet& set = plan.lowered.set;
+  order_copies(plan.lowered.set, piece_bytes(machine),
+               [&](const Program& program, const Instr& instr) {
+                 return seconds_alone(cost_of(set, program, instr, machine), machine);
+               });
   if (input.saves)
     add_save_program(plan.lowered, train,
                      copy_fits(input, plan.lowered.set.buffers, plan.lowered.io.at("staging"),

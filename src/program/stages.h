@@ -1,6 +1,7 @@
-// The three passes of src/program: lower, pack, synchronise.
+// The passes of src/program: lower, order, pack, synchronise.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -76,6 +77,14 @@ struct Outline {
 };
 Outline outline(const std::vector<const Schedule*>& schedules, const Placement& placement,
                 const WorkspaceRules& rules, int64_t staging_bytes);
+
+// Seconds that an instruction takes while nothing else moves.
+using InstrSeconds = std::function<double(const Program&, const Instr&)>;
+
+// Cuts copies between the tiers into pieces of at most about `most_bytes`, and puts them in another
+// order, so that each lane takes first what is needed first; all else keeps its order, and what
+// conflicts over bytes keeps its own. Before `synchronise`; the layout stays the same.
+void order_copies(ProgramSet& set, int64_t most_bytes, const InstrSeconds& seconds);
 
 // What this rank writes of the state in `home` (an index into `homes`): `count` elements of the
 // global tensor from `begin` on, `offset` bytes into the home's buffer; of a replicated tensor each

@@ -55,6 +55,9 @@ TEST(Lower, RandomPlacements) {
       placement.slots[unit.key.first] = 1 + rng() % 3;
     }
     Lowered lowered = lower({&b.train, &b.evaluate}, placement, {.threads = 2}, 4096);
+    if (trial % 2)
+      order_copies(lowered.set, 4096,
+                   [&](const Program&, const Instr&) { return static_cast<double>(rng() % 100); });
     const ArenaLayout layout = pack(lowered.set);
     synchronise(lowered.set, layout);
     const Outline outlined = outline({&b.train, &b.evaluate}, placement, {.threads = 2}, 4096);

@@ -71,6 +71,10 @@ Built build(const Shape& s, int rank, uint64_t seed) {
     placement.slots[unit.key.first] = 1 + random() % 3;
   }
   Lowered lowered = lower({&train, &evaluate}, placement, {.threads = 2}, 4096);
+  // Whatever the copies are thought to take, and however small they are cut.
+  if (random() % 2)
+    order_copies(lowered.set, 64 << random() % 12,
+                 [&](const Program&, const Instr&) { return static_cast<double>(random() % 100); });
   if (s.saves != Saves::none) add_save_program(lowered, train, s.saves == Saves::copied);
   Built b{std::move(lowered.set), {}};
   b.layout = pack(b.set);
