@@ -1,6 +1,7 @@
 // From bounds to plans: group sizes in the order of their bounds, each until no plan of it can be
 // faster than the best one found.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -111,14 +112,16 @@ class BoundSearch {
                                      {2, 0.4, 0.003}, {2, 1, 0.003},   {4, 1, 0.0005},
                                      {1, 1, 0.003},   {2, 1, 0.03}};
     for (const Budgets& budgets : ladder()) {
-      LpSolver::Basis basis;  // not of other budgets: what a rung finds depends on it alone
+      // Not of other budgets: what a rung finds depends on it alone.
+      LpSolver::Basis basis;
+      std::array<Budgets, 2> beyond = {};
       for (RoundingAid aid : kAids) {
         if (close_enough(group, streams) || layouts_ <= 0) return;
         aid.cost_of_bytes /= rate_alone(group.model.resources, Traffic::h2d);
         // Where there is no room to send sums and gather parameters ahead, at once.
-        bool found = round(group, budgets, streams, aid, 1, basis);
+        bool found = round(group, budgets, streams, aid, 1, basis, beyond[1]);
         if (!found && input_.train->spec().ranks > 1)
-          found = round(group, budgets, streams, aid, 0, basis);
+          found = round(group, budgets, streams, aid, 0, basis, beyond[0]);
         if (!offload && found) return;
       }
     }
@@ -126,11 +129,13 @@ class BoundSearch {
 
   // Rounds, and takes what the packing needs beyond the budget off the program's budget.
   // Returns whether one fitted. Each program starts where the one before was solved: the first from
-  // `basis`, if that is not empty, which becomes its own.
-  bool round(const GroupBound& group, Budgets budgets, Streams streams, const RoundingAid& aid,
-             int32_t reduce_delay, LpSolver::Basis& basis) {
+  // `basis`, if that is not empty, which becomes its own. `beyond`: what the packing needed beyond
+  // the program's budgets, last time; becomes what it needs now.
+  bool round(const GroupBound& group, const Budgets& whole, Streams streams, const RoundingAid& aid,
+             int32_t reduce_delay, LpSolver::Basis& basis, Budgets& beyond) {
     constexpr int kTries = 3;
     LpSolver::Basis start = basis;
+    Budgets budgets = {whole.device - beyond.device, whole.host - beyond.host};
     for (int attempt = 1; attempt <= kTries; ++attempt) {
       const BoundLp program =
           bound_lp(group.model, input_.profile, budgets, 1e3 * horizon_, streams, aid);
@@ -149,6 +154,8 @@ class BoundSearch {
       const Peaks peaks = peaks_of(input_, candidate);
       const int64_t device = peaks.device - input_.budgets.device;
       const int64_t host = peaks.host - input_.budgets.host;
+      beyond = {std::max<int64_t>(0, peaks.device - budgets.device),
+                std::max<int64_t>(0, peaks.host - budgets.host)};
       if (device <= 0 && host <= 0) {
         Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
         synchronise_and_time(input_, plan);

@@ -31,8 +31,9 @@ class Improvement {
     while (improved && left_ > 0) {
       improved = false;
       for (const auto moves :
-           {&Improvement::ring_moves, &Improvement::order_moves, &Improvement::group_moves,
-            &Improvement::unit_moves, &Improvement::swap_moves}) {
+           {&Improvement::order_moves, &Improvement::fill_moves, &Improvement::ring_moves,
+            &Improvement::share_moves, &Improvement::update_moves, &Improvement::unit_moves,
+            &Improvement::swap_moves}) {
         for (const Move& move : (this->*moves)()) {
           if (left_ <= 0) break;
           improved |= take(move);
@@ -95,27 +96,64 @@ class Improvement {
     }
     moves.push_back(all);
     moves.push_back(none);
-    for (int32_t layer = 0; layer <= layers() + 1; ++layer) {
-      Move move;
-      move.updates.push_back(
-          {layer, best_.schedule.rotates(layer) ? UpdatePosition::end : UpdatePosition::rotated});
-      moves.push_back(move);
-    }
     return moves;
   }
 
-  // All layers of a name at once: what one layer alone does not pay for.
-  std::vector<Move> group_moves() const {
+  std::vector<Move> update_moves() const {
     std::vector<Move> moves;
-    for (const Group& group : space_.groups) {
-      if (group.units.size() < 2) continue;
-      for (const Where where : group.choices) {
-        Move move;
-        for (const PlaceUnit& unit : group.units)
-          if (where != best_.placement.where.at(unit.key)) move.places.push_back({unit.key, where});
+    for (int32_t layer = 0; layer <= layers() + 1; ++layer)
+      moves.push_back({{},
+                       {},
+                       {{layer, best_.schedule.rotates(layer) ? UpdatePosition::end
+                                                              : UpdatePosition::rotated}}});
+    return moves;
+  }
+
+  // `count` of the units of a group that are at `from`, evenly over its layers, to `to`.
+  Move move_of(const Group& group, Where from, Where to, int64_t count) const {
+    std::vector<const PlaceUnit*> there;
+    for (const PlaceUnit& unit : group.units)
+      if (best_.placement.where.at(unit.key) == from) there.push_back(&unit);
+    const auto all = static_cast<int64_t>(there.size());
+    Move move;
+    for (int64_t i = 0; i < std::min(count, all); ++i)
+      move.places.push_back({there[(2 * i + 1) * all / (2 * std::min(count, all))]->key, to});
+    return move;
+  }
+
+  int64_t count_at(const Group& group, Where where) const {
+    return std::count_if(group.units.begin(), group.units.end(), [&](const PlaceUnit& unit) {
+      return best_.placement.where.at(unit.key) == where;
+    });
+  }
+
+  // What fits into memory that is left over comes to the device.
+  std::vector<Move> fill_moves() const {
+    const int64_t left = budgets_.device - best_.device.peak;
+    std::vector<Move> moves;
+    for (const Group& group : space_.groups)
+      for (const Where from : {Where::host, Where::recompute}) {
+        int64_t most = 1;
+        for (const PlaceUnit& unit : group.units) most = std::max(most, unit.bytes);
+        Move move = move_of(group, from, Where::device, left / most);
         if (!move.places.empty()) moves.push_back(std::move(move));
       }
-    }
+    return moves;
+  }
+
+  // A share of a name's layers at once: what one layer alone does not pay for.
+  std::vector<Move> share_moves() const {
+    std::vector<Move> moves;
+    for (const int64_t part : {1, 2, 4})
+      for (const Group& group : space_.groups) {
+        if (group.units.size() < 2) continue;
+        for (const Where from : group.choices)
+          for (const Where to : group.choices) {
+            const int64_t count = count_at(group, from) / part;
+            if (from == to || count < (part == 1 ? 1 : 2)) continue;
+            moves.push_back(move_of(group, from, to, count));
+          }
+      }
     return moves;
   }
 

@@ -265,7 +265,16 @@ class Modelling {
           const Tensor& t = g.tensors[o.tensor];
           if (!kept(o.tensor) || t.anchor) continue;
           const int32_t unit = unit_of_.at({t.place, t.layer});
-          if (model_.units[unit].can_recompute) units[j].insert(unit);
+          if (!model_.units[unit].can_recompute) continue;
+          units[j].insert(unit);
+          // Without this output the node reads more: a norm the sum that it would have found.
+          const auto without = [&](TensorId id) { return id != o.tensor && kept(id); };
+          for (const Operand& in : recompute_node(node, without).in)
+            if (const auto made = producer.find(in.tensor);
+                made != producer.end() && made->second.first == layer && !kept(in.tensor)) {
+              wanted.insert(made->second.second);
+              units[made->second.second].insert(unit);
+            }
         }
         if (!units[j].empty()) wanted.insert(j);
         if (!wanted.contains(j)) continue;

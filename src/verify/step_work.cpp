@@ -254,7 +254,17 @@ class Reading {
         for (const Operand& o : nodes[n]->out) {
           const Tensor& t = g.tensors[o.tensor];
           if (!kept(o.tensor) || t.anchor || !choice(t)->recomputes) continue;
-          choices[n].insert(static_cast<int32_t>(choice_of_.at({t.place, bucket(t.layer)})));
+          const auto choosing = static_cast<int32_t>(choice_of_.at({t.place, bucket(t.layer)}));
+          choices[n].insert(choosing);
+          // What it reads if that output is not there to start from.
+          for (const Operand& read : recompute_node(*nodes[n], [&](TensorId id) {
+                                       return kept(id) && id != o.tensor;
+                                     }).in)
+            if (const auto made = maker.find(read.tensor);
+                made != maker.end() && !kept(read.tensor)) {
+              choices[made->second].insert(choosing);
+              repeats[made->second] = true;
+            }
         }
         if (choices[n].empty() && !repeats[n]) continue;
         repeats[n] = true;
