@@ -43,10 +43,12 @@ enum class UpdatePosition : uint8_t { end, rotated, host, host_rotated };
 
 // What of a schedule is the planner's to choose. None of it changes a bit.
 struct ScheduleChoice {
-  // 1: the sum over ranks of a layer is issued after the backward pass of the layer below it, and
-  // parameters are gathered one layer early, so that communication overlaps compute; 0: both are
-  // issued at once (one slot of each ring suffices).
+  // So that communication overlaps compute, at the price of a slot more of each ring:
+  // 1: the sum over ranks of a layer is issued after the backward pass of the layer below it; 0: at
+  // once.
   int32_t reduce_delay = 1;
+  // 1: sharded parameters are gathered one layer early; 0: right before their layer.
+  int32_t gather_ahead = 1;
   // Micro-batches that visit a layer before the next layer's turn. Parameters travel once a group,
   // and a group's activations are alive at once.
   int32_t group = 1;

@@ -54,10 +54,10 @@ class TrainSchedule : private RankSums {
 
  private:
   void begin() {
-    if (!several_ranks()) schedule_.choice.reduce_delay = 0;
+    if (!several_ranks()) schedule_.choice.reduce_delay = schedule_.choice.gather_ahead = 0;
     units_ = make_units(graph(), spec_.ranks);
     shard_parameters(schedule_, units_);
-    gathers_ = add_gathers(graph(), units_, spec_, schedule_.choice.reduce_delay);
+    gathers_ = add_gathers(graph(), units_, spec_, schedule_.choice.gather_ahead);
     add_state();
     add_losses();
   }

@@ -1,7 +1,6 @@
 // From bounds to plans: group sizes in the order of their bounds, each until no plan of it can be
 // faster than the best one found.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -103,6 +102,17 @@ class BoundSearch {
     return best > 0 && best <= group.bound * kCloseEnough;
   }
 
+  // Whether sums are sent and parameters gathered ahead of time: both, and less where there is no
+  // room for it.
+  struct Ahead {
+    int32_t reduce_delay, gather_ahead;
+  };
+  std::vector<Ahead> ways_of_communication() const {
+    if (input_.train->spec().ranks == 1) return {{1, 1}};
+    if (!input_.train->get({}).shards_parameters(1)) return {{1, 1}, {0, 0}};
+    return {{1, 1}, {0, 1}, {0, 0}};
+  }
+
   void explore(const GroupBound& group, Streams streams) {
     const bool offload = streams != Streams::nothing;
     if (std::isinf(group.bound) || (offload && !offloads())) return;
@@ -111,18 +121,20 @@ class BoundSearch {
     constexpr RoundingAid kAids[] = {{2, 0.8, 0.003}, {2, 0.6, 0.003}, {3, 1, 0.003},
                                      {2, 0.4, 0.003}, {2, 1, 0.003},   {4, 1, 0.0005},
                                      {1, 1, 0.003},   {2, 1, 0.03}};
+    const std::vector<Ahead> ways = ways_of_communication();
     for (const Budgets& budgets : ladder()) {
       // Not of other budgets: what a rung finds depends on it alone.
       LpSolver::Basis basis;
-      std::array<Budgets, 2> beyond = {};
+      std::vector<Budgets> beyond(ways.size());
+      size_t room = 0;  // the first of `ways` that has some
       for (RoundingAid aid : kAids) {
         if (close_enough(group, streams) || layouts_ <= 0) return;
         aid.cost_of_bytes /= rate_alone(group.model.resources, Traffic::h2d);
-        // Where there is no room to send sums and gather parameters ahead, at once.
-        bool found = round(group, budgets, streams, aid, 1, basis, beyond[1]);
-        if (!found && input_.train->spec().ranks > 1)
-          found = round(group, budgets, streams, aid, 0, basis, beyond[0]);
+        bool found = false;
+        for (; !found && room < ways.size(); room += !found)
+          found = round(group, budgets, streams, aid, ways[room], basis, beyond[room]);
         if (!offload && found) return;
+        room = std::min(room, ways.size() - 1);
       }
     }
   }
@@ -132,7 +144,7 @@ class BoundSearch {
   // `basis`, if that is not empty, which becomes its own. `beyond`: what the packing needed beyond
   // the program's budgets, last time; becomes what it needs now.
   bool round(const GroupBound& group, const Budgets& whole, Streams streams, const RoundingAid& aid,
-             int32_t reduce_delay, LpSolver::Basis& basis, Budgets& beyond) {
+             const Ahead& ahead, LpSolver::Basis& basis, Budgets& beyond) {
     constexpr int kTries = 3;
     LpSolver::Basis start = basis;
     Budgets budgets = {whole.device - beyond.device, whole.host - beyond.host};
@@ -147,9 +159,11 @@ class BoundSearch {
       if (attempt == 1) basis = start;
       Candidate candidate = rounded(group.model, program, solution.columns, aid);
       candidate.schedule = schedule_of_pins(input_, std::move(candidate.schedule));
-      candidate.schedule.reduce_delay = reduce_delay;
+      candidate.schedule.reduce_delay = ahead.reduce_delay;
+      candidate.schedule.gather_ahead = ahead.gather_ahead;
       for (const auto& [key, where] : placement_of_pins(input_).where)
         candidate.placement.where[key] = where;
+      if (std::find(tried_.begin(), tried_.end(), candidate) != tried_.end()) return true;
       --layouts_;
       const Peaks peaks = peaks_of(input_, candidate);
       const int64_t device = peaks.device - input_.budgets.device;
@@ -159,13 +173,20 @@ class BoundSearch {
       if (device <= 0 && host <= 0) {
         Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
         synchronise_and_time(input_, plan);
+        tried_.push_back(std::move(candidate));
         offer_(std::move(plan));
         return true;
       }
-      budgets.device -= std::max<int64_t>(0, device) * (attempt + 1) / 2;
-      budgets.host -= std::max<int64_t>(0, host) * (attempt + 1) / 2;
+      budgets.device -= correction(device, whole.device, attempt);
+      budgets.host -= correction(host, whole.host, attempt);
     }
     return false;
+  }
+
+  // Of a program's budget whose plan took `beyond` more than there is: a little more than that, so
+  // that the next one does not miss by the size of a unit.
+  static int64_t correction(int64_t beyond, int64_t budget, int attempt) {
+    return beyond <= 0 ? 0 : beyond * (attempt + 1) / 2 + budget / 1000;
   }
 
   const PlanInput& input_;
@@ -175,6 +196,7 @@ class BoundSearch {
   std::vector<GroupBound> groups_;
   double horizon_ = 0;
   int layouts_ = 0;  // that may still be tried
+  std::vector<Candidate> tried_;
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ bool copy_fits(const PlanInput& input, const std::vector<Buffer>& buffers, Buffe
 
 // Of copies between the tiers: as short as their start-up time allows.
 int64_t piece_bytes(const Machine& machine) {
-  constexpr double kStartUp = 0.02;  // part of a piece's time, at most
+  constexpr double kStartUp = 0.01;  // part of a piece's time, at most
   const double rate = std::max(rate_alone(machine.resources, Traffic::h2d),
                                rate_alone(machine.resources, Traffic::d2h));
   return std::max<int64_t>(kLeastPiece,

@@ -14,7 +14,7 @@ struct Move {
   std::vector<std::pair<PlaceKey, Where>> places = {};
   std::vector<std::pair<std::string, int32_t>> slots = {};
   std::vector<std::pair<int32_t, UpdatePosition>> updates = {};
-  int32_t reduce_delay = -1;
+  int32_t reduce_delay = -1, gather_ahead = -1;  // -1: as it is
 };
 
 class Improvement {
@@ -54,6 +54,7 @@ class Improvement {
     }
     next.schedule = schedule_of_pins(input_, std::move(next.schedule));
     if (move.reduce_delay >= 0) next.schedule.reduce_delay = move.reduce_delay;
+    if (move.gather_ahead >= 0) next.schedule.gather_ahead = move.gather_ahead;
     if (next == Candidate{best_.placement, best_.schedule}) return false;
     --left_;
     const Peaks peaks = peaks_of(input_, next);
@@ -65,6 +66,7 @@ class Improvement {
     return true;
   }
 
+  bool gathers() const { return input_.train->get({}).shards_parameters(1); }
   int32_t layers() const { return input_.train->get({}).graph.layers; }
 
   // Deeper rings hide more; shallower ones make room.
@@ -88,6 +90,12 @@ class Improvement {
       Move move;
       move.reduce_delay = 1 - best_.schedule.reduce_delay;
       moves.push_back(move);
+      if (gathers()) {
+        move.gather_ahead = 1 - best_.schedule.gather_ahead;
+        moves.push_back(move);
+        move.reduce_delay = -1;
+        moves.push_back(move);
+      }
     }
     Move all, none;
     for (int32_t layer = 0; layer <= layers() + 1; ++layer) {

@@ -24,7 +24,7 @@ class Descent {
     for (const auto& [key, where] : space.base.where) start_.placement.slots[key.first] = 1;
     start_.placement.slots["comm_staging"] = 1;
     start_.schedule = space.choice;
-    start_.schedule.reduce_delay = space.several_ranks ? 0 : 1;
+    if (space.several_ranks) start_.schedule.reduce_delay = start_.schedule.gather_ahead = 0;
     for (const Group& group : space.groups) largest_ = std::max(largest_, group.bytes);
   }
 

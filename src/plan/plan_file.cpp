@@ -2,10 +2,10 @@
 //   { "format": "spillway plan 2",
 //     "numerics": { "hash": HEX, "values": { KEY: VALUE, … } },
 //     "profile": { "name": NAME, "hash": HEX, "values": { KEY: VALUE, … } },
-//     "reduce_delay": 0 | 1, "group": N, "rotated": LAYERS or "", "update_on_host": LAYERS,
-//     "zero": { "STAGE": LAYERS, … }, "slots": { PLACE: N, … },
-//     "place": { "PLACE@LAYERS": "device" | "host" | "recompute", … },
-//     "quality": { "device_bytes": N, "host_bytes": N, "threads": N, "bound_seconds": X,
+//     "reduce_delay": 0 | 1, "gather_ahead": 0 | 1, "group": N, "rotated": LAYERS or "",
+//     "update_on_host": LAYERS, "zero": { "STAGE": LAYERS, … }, "slots": { PLACE: N, … }, "place":
+//     { "PLACE@LAYERS": "device" | "host" | "recompute", … }, "quality": { "device_bytes": N,
+//     "host_bytes": N, "threads": N, "bound_seconds": X,
 //       "certificates": [ { "group": N, "blocks": N, "bound_seconds": X | null, "multipliers": {
 //       ROW: Y, … } } ] },
 //     "report": { … } }
@@ -229,6 +229,7 @@ std::string placement_to_json(const Plan& plan, const PlanSubject& subject,
   j["profile"]["name"] = subject.profile_name;
   j["profile"].update(subject_json(subject.profile, subject.profile_values));
   j["reduce_delay"] = plan.schedule.reduce_delay;
+  j["gather_ahead"] = plan.schedule.gather_ahead;
   j["group"] = plan.schedule.group;
   std::vector<int32_t> rotated, on_host;
   for (int32_t layer = 0; layer <= blocks + 1; ++layer) {
@@ -274,6 +275,7 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
     LoadedPlan plan;
     ScheduleChoice& schedule = plan.schedule;
     schedule.reduce_delay = integer(j.at("reduce_delay"), origin, "reduce_delay", 0, 1);
+    schedule.gather_ahead = integer(j.at("gather_ahead"), origin, "gather_ahead", 0, 1);
     const std::vector<int32_t> groups = group_choices(schedules.spec());
     schedule.group = integer(j.at("group"), origin, "group", 1, groups.back());
     if (std::find(groups.begin(), groups.end(), schedule.group) == groups.end())

@@ -307,7 +307,7 @@ class Modelling {
     PlanInput bare = input_;
     bare.snapshots = false;
     ScheduleChoice choice = model_.choice;
-    choice.reduce_delay = 0;
+    choice.reduce_delay = choice.gather_ahead = 0;
     Placement resident;
     resident.slots["comm_staging"] = 1;
     const MemoryUse use = memory_of(bare, resident, choice);

@@ -16,6 +16,7 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kPieceElements = 1024;  // pieces are whole multiples, so that all are aligned
+constexpr int64_t kMostPieces = 8;        // of one copy: every one is an instruction to plan with
 
 bool is_copy_lane(Lane lane) { return lane == Lane::h2d || lane == Lane::d2h; }
 
@@ -278,7 +279,7 @@ void cut_copies(ProgramSet& set, Program& program, int64_t most_bytes) {
         continue;
       }
       const int64_t size = size_of(whole.in[0].dtype), all = whole.in[0].dims.count();
-      const int64_t pieces = (all * size + most_bytes - 1) / most_bytes;
+      const int64_t pieces = std::min(kMostPieces, (all * size + most_bytes - 1) / most_bytes);
       const int64_t most = round_up((all + pieces - 1) / pieces, kPieceElements);
       for (int64_t at = 0; at < all; at += most) {
         const int64_t count = std::min(most, all - at);

@@ -122,7 +122,7 @@ class Counting {
 std::pair<double, double> least_bytes(const CertificateInput& input, int32_t group) {
   ScheduleChoice choice;
   choice.group = group;
-  choice.reduce_delay = 0;
+  choice.reduce_delay = choice.gather_ahead = 0;
   choice.zero = input.zero;
   Counting counting(input.rules);
   counting.add(input.train->get(choice));

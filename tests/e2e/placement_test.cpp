@@ -76,6 +76,7 @@ struct Drawn {
 Drawn random_placement(const Job& job, std::mt19937_64& random) {
   Drawn d;
   d.schedule.reduce_delay = static_cast<int>(random() % 2);
+  d.schedule.gather_ahead = static_cast<int>(random() % 2);
   const std::vector<int32_t> groups = group_choices(job.front().spec);
   d.schedule.group = groups[random() % groups.size()];
   // A stage for each layer, where they are free.
@@ -304,12 +305,13 @@ TEST(Placement, NeverChangesABit) {
       SessionOptions options = chaos(random, counts);
       options.plan_text = jobs[zero]->plan_text(drawn.placement, drawn.schedule);
       check(*jobs[zero], options, expected,
-            fmt::format("ZeRO-{}, delay {}, groups of {}, {}",
+            fmt::format("ZeRO-{}, delay {}, ahead {}, groups of {}, {}",
                         fmt::join(drawn.schedule.zero.empty()
                                       ? std::vector<int32_t>{static_cast<int32_t>(zero)}
                                       : drawn.schedule.zero,
                                   ","),
-                        drawn.schedule.reduce_delay, drawn.schedule.group, drawn.text));
+                        drawn.schedule.reduce_delay, drawn.schedule.gather_ahead,
+                        drawn.schedule.group, drawn.text));
       if (HasFailure()) return;
     }
 

@@ -250,7 +250,8 @@ TEST(Planner, TheMinimumIsOverOrdersOfWork) {
     ASSERT_GE(group_choices(p.train.spec()).size(), 3u);
     std::map<int32_t, int64_t> least;
     for (const int32_t group : group_choices(p.train.spec())) {
-      const SearchSpace space = search_space(p.input, {0, group});
+      const SearchSpace space =
+          search_space(p.input, {.reduce_delay = 0, .gather_ahead = 0, .group = group});
       least[group] = peaks_of(p.input, least_device_memory(space)).device;
       for (int trial = 0; trial < 200; ++trial) {
         Candidate c{space.base, space.choice};
@@ -353,7 +354,8 @@ TEST(Planner, LinkTurnsRecomputeIntoOffload) {
   }
   for (const char* name : {"ffn_up", "qkv"}) {
     EXPECT_GE(counts[0][name][Where::recompute], 3) << name;
-    EXPECT_LT(counts[0][name][Where::host], counts[0][name][Where::recompute]) << name;
+    // What the slow link has time for is streamed for nothing.
+    EXPECT_LE(counts[0][name][Where::host], counts[0][name][Where::recompute]) << name;
     EXPECT_EQ(counts[1][name][Where::recompute], 0) << name;
     EXPECT_GE(counts[1][name][Where::host], 3) << name;
   }

@@ -314,6 +314,7 @@ TEST(PlanFile, Errors) {
   has(changed([](auto& j) { j.erase("numerics"); }), "numerics");
   has(changed([](auto& j) { j["reduce_delay"] = 2; }), "reduce_delay");
   has(changed([](auto& j) { j["reduce_delay"] = true; }), "reduce_delay");
+  has(changed([](auto& j) { j["gather_ahead"] = 2; }), "gather_ahead");
   has(changed([](auto& j) { j["group"] = 0; }), "group");
   has(changed([](auto& j) { j.erase("group"); }), "group");
   has(changed([](auto& j) { j["slots"]["qkv"] = 0; }), "slots.qkv");

@@ -24,7 +24,7 @@ struct Shape {
   int64_t hidden = 32;
   Family family = Family::llama;
   Precision precision = Precision::f32;
-  int32_t reduce_delay = 1, group = 1;
+  int32_t reduce_delay = 1, gather_ahead = 1, group = 1;
   Saves saves = Saves::none;
   std::vector<int32_t> stages;  // by layer; empty: `zero` everywhere
 };
@@ -60,8 +60,10 @@ Built build(const Shape& s, int rank, uint64_t seed) {
   const ParallelSpec spec = parallel_spec(c, rank, s.ranks, s.ranks);
   const GraphShape shape{2, c.model.context, s.micro_batches, c.train.batch * c.model.context};
   const Graph forward = build_model(c.model, c.train.precision, 8, shape, GraphMode::train);
-  const ScheduleChoice choice = {
-      .reduce_delay = s.reduce_delay, .group = s.group, .zero = s.stages};
+  const ScheduleChoice choice = {.reduce_delay = s.reduce_delay,
+                                 .gather_ahead = s.gather_ahead,
+                                 .group = s.group,
+                                 .zero = s.stages};
   const Schedule train = build_train_schedule(forward, c.optimizer, spec, choice);
   const Schedule evaluate = build_forward_schedule("evaluate", forward, spec, choice);
   std::mt19937_64 random(seed);
@@ -102,6 +104,7 @@ Shape random_shape(std::mt19937_64& random) {
   s.family = random() % 3 ? Family::llama : Family::gpt2;
   s.precision = random() % 2 ? Precision::bf16 : Precision::f32;
   s.reduce_delay = random() % 2;
+  s.gather_ahead = random() % 2;
   s.saves = static_cast<Saves>(random() % 3);
   // Ranks are summed once a step.
   do s.group = 1 + random() % s.micro_batches;

@@ -82,9 +82,9 @@ std::vector<Schedule> schedules(const Layout& l) {
     spec.micro_batches = l.micro_batches;
     spec.reduce_every = l.reduce_every;
     spec.tree = l.tree;
-    result.push_back(
-        build_train_schedule(forward, OptimizerConfig{}, spec,
-                             {.reduce_delay = l.delay, .group = l.group, .zero = l.stages}));
+    result.push_back(build_train_schedule(
+        forward, OptimizerConfig{}, spec,
+        {.reduce_delay = l.delay, .gather_ahead = l.delay, .group = l.group, .zero = l.stages}));
   }
   return result;
 }
@@ -368,7 +368,7 @@ TEST(ScheduleTest, RotatedUpdatesComeBeforeEveryReader) {
     for (int mix = 0; mix < 256; ++mix) {
       const int delay = mix % 3 == 0;
       GraphShape shape{1, kTokens, 2, 2 * 2 * kTokens};
-      ScheduleChoice choice{.reduce_delay = delay};
+      ScheduleChoice choice{.reduce_delay = delay, .gather_ahead = mix % 2};
       for (int layer = 0; layer < kLayers; ++layer) choice.zero.push_back(mix >> 2 * layer & 3);
       choice.update.assign(kLayers, UpdatePosition::rotated);
       ParallelSpec spec{.ranks = 2, .rank = mix % 2, .micro_batches = 2, .reduce_every = 2};
