@@ -379,7 +379,7 @@ class Building {
       for (int p = 0; p < kPositions; ++p) {
         const UnitColumns& c = result_.units[u];
         if (c.device[p] >= 0) device.push_back({c.device[p], model_.units[u].bytes});
-        if (c.host[p] >= 0) host.push_back({c.host[p], model_.units[u].bytes});
+        if (c.host[p] >= 0) host.push_back({c.host[p], model_.units[u].home_bytes[p]});
       }
     for (const int32_t ring : result_.rings)
       if (ring >= 0) device.push_back({ring, 1});

@@ -146,6 +146,7 @@ class Modelling {
     const Sequencer sequencer(train, all_host_);
     Rings rings;
     const std::vector<StagePlan> stages = plan_stages(train, sequencer, rings);
+    add_homes(train, stages, position);
     int32_t iteration = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = train.stages[s];
@@ -156,6 +157,24 @@ class Modelling {
       }
       if (!update) iteration += stage.trip;
     }
+  }
+
+  // What outlives a step has a home; of the rest, what is ever fetched or written back.
+  void add_homes(const Schedule& train, const std::vector<StagePlan>& stages, int position) {
+    const std::vector<Tensor>& tensors = train.graph.tensors;
+    std::set<std::pair<TensorId, int32_t>> homes;
+    for (size_t t = 0; t < tensors.size(); ++t)
+      if (const Role role = tensors[t].role;
+          role == Role::param || role == Role::master || role == Role::moment)
+        homes.insert({static_cast<TensorId>(t), 0});
+    for (const StagePlan& stage : stages)
+      for (const Use& use : stage.uses)
+        for (const auto& [tensor, piece] : use.pieces)
+          if (!piece.fetch.empty() || !piece.written.empty()) homes.insert({tensor, use.micro});
+    for (const auto& [id, micro] : homes)
+      if (const auto unit = unit_of_.find({tensors[id].place, tensors[id].layer});
+          unit != unit_of_.end())
+        model_.units[unit->second].home_bytes[position] += static_cast<double>(tensors[id].bytes());
   }
 
   void walk_stage(const Schedule& train, const StagePlan& plan, const Rings& rings, int position,

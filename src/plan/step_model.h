@@ -55,6 +55,8 @@ struct BucketUnit {
   Pool pool = Pool::activations;
   std::vector<PlaceKey> keys;  // by layer
   double bytes = 0;            // of all layers
+  // … on the host if streamed: less what leaves its slot for good before anything else needs it.
+  std::array<double, kPositions> home_bytes = {};
   bool can_stream = false, can_recompute = false;
   std::array<double, 3> pinned = {};            // fraction of the layers, by Where
   std::array<Streaming, kPositions> streaming;  // activations: [0] alone

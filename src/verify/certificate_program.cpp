@@ -326,7 +326,7 @@ class Deriving {
     for (size_t i = 0; i < work_.choices.size(); ++i)
       for (int p = 0; p < kPositions; ++p) {
         device.add(columns_[i].device[p], work_.choices[i].bytes);
-        host.add(columns_[i].host[p], work_.choices[i].bytes);
+        host.add(columns_[i].host[p], work_.choices[i].streamed[p].home);
       }
     for (const int32_t ring : rings_) device.add(ring, 1);
     at_most("device memory", static_cast<double>(budgets.device) - work_.least_device, device);

@@ -161,6 +161,7 @@ class Reading {
   void follow(const Schedule& schedule, UpdateTime position) {
     const Storage storage(schedule);
     const auto stays = stays_of(schedule, storage);
+    find_homes(schedule, storage, stays, position);
     int32_t iteration = 0;
     for (size_t s = 0; s < schedule.stages.size(); ++s) {
       const Stage& stage = schedule.stages[s];
@@ -173,6 +174,28 @@ class Reading {
           follow_stage(schedule, stage, stays[s], position, v, part, false);
       iteration += stage.trip;
     }
+  }
+
+  // Gradients and activations that no copy ever moves have no bytes on the host.
+  void find_homes(const Schedule& schedule, const Storage& storage,
+                  const std::vector<std::vector<Stay>>& stays, UpdateTime position) {
+    const std::vector<Tensor>& tensors = schedule.graph.tensors;
+    std::set<std::pair<TensorId, int32_t>> moved;
+    for (const std::vector<Stay>& stage : stays)
+      for (const Stay& stay : stage)
+        for (const auto& [tensor, part] : stay.parts)
+          if (!part.fetched.empty() || !part.returned.empty()) moved.emplace(tensor, stay.micro);
+    const auto count = [&](const Tensor& t) {
+      if (Choice* c = choice(t))
+        c->streamed[static_cast<size_t>(position)].home += static_cast<double>(t.bytes());
+    };
+    for (const auto& [tensor, micro] : moved)
+      if (const Role role = tensors[tensor].role; role == Role::grad || role == Role::activation)
+        count(tensors[tensor]);
+    for (size_t t = 0; t < tensors.size(); ++t)
+      if (const Role role = tensors[t].role; storage.chosen(static_cast<TensorId>(t)) &&
+                                             role != Role::grad && role != Role::activation)
+        count(tensors[t]);
   }
 
   void follow_stage(const Schedule& schedule, const Stage& stage, const std::vector<Stay>& stays,

@@ -38,6 +38,7 @@ struct Moved {
 struct Streamed {
   std::map<int32_t, Moved> by_span;
   std::map<std::string, double> slots;  // bytes that each ring needs at least
+  double home = 0;                      // bytes on the host
 };
 
 struct Choice {

@@ -117,6 +117,26 @@ TEST(Certificate, RowsAndBoundsAreThePlanners) {
   }
 }
 
+// With one micro-batch, the sums of a tied table's second use are added to the first's where they
+// were made: streamed, they have no bytes on the host. A plan that just fits there is possible.
+TEST(Certificate, WhatNeverGoesHomeTakesNoHostMemory) {
+  for (const char* update : {"end", "rotated"}) {
+    PlannerInput p(kGpt2, {"train.batch=2", R"(place={"gradients@embed": "host"})",
+                           std::string("place.update=") + update});
+    const Plan plan =
+        evaluate_placement(p.input, placement_of_pins(p.input), schedule_of_pins(p.input, {}));
+    const PlanReport report = p.plan(plan.device.peak, plan.host.peak);
+    ASSERT_TRUE(report.fits);
+    EXPECT_GT(report.bound_seconds, 0);
+    EXPECT_LE(report.bound_seconds, plan.step_seconds);
+    const std::optional<QualityProof> proof = quality_proof(report, p.input);
+    ASSERT_TRUE(proof);
+    const double bound =
+        check_quality(certificate_input(p.input), *proof, report.plan.step_seconds, "plan.json");
+    EXPECT_NEAR(bound, report.bound_seconds, 1e-3 * bound);
+  }
+}
+
 std::string error_of(const std::function<void()>& action) {
   try {
     action();
