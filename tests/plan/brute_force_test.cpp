@@ -158,7 +158,10 @@ class Instance {
     const double part = random_.real(0, 1);
     const auto most = static_cast<size_t>(60 * std::pow(kMostPlacements / 60.0, std::pow(part, 3)));
     groups_ = group_choices(train.spec);
-    delays_ = train.spec.ranks > 1 ? std::vector<int32_t>{0, 1} : std::vector<int32_t>{1};
+    if (train.spec.ranks > 1)
+      delays_ = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+    else
+      delays_ = {{1, 1}};
     size_t count = groups_.size() * delays_.size() * (kMostSlots + 1);
     std::vector<int32_t> of_update;
     for (int32_t layer = 0; layer <= layers + 1; ++layer) of_update.push_back(layer);
@@ -196,9 +199,9 @@ class Instance {
   void list_schedules() {
     const int32_t layers = input().train->get({}).graph.layers;
     for (const int32_t group : groups_)
-      for (const int32_t delay : delays_)
+      for (const auto& [delay, ahead] : delays_)
         for (size_t bits = 0; bits < size_t{1} << free_updates_.size(); ++bits) {
-          ScheduleChoice choice{delay, group};
+          ScheduleChoice choice{.reduce_delay = delay, .gather_ahead = ahead, .group = group};
           choice.update.resize(static_cast<size_t>(layers) + 2, UpdatePosition::end);
           for (size_t u = 0; u < free_updates_.size(); ++u)
             if (bits >> u & 1)
@@ -213,7 +216,8 @@ class Instance {
   std::unique_ptr<PlannerInput> planner_;
   Placement fixed_;
   std::vector<Free> free_;
-  std::vector<int32_t> free_updates_, groups_, delays_;
+  std::vector<int32_t> free_updates_, groups_;
+  std::vector<std::pair<int32_t, int32_t>> delays_;  // of sums; how early parameters are gathered
   std::vector<ScheduleChoice> schedules_;
   size_t placements_ = 1;
 };
@@ -235,6 +239,8 @@ std::string difference(const Candidate& plan, const Candidate& other) {
     text += fmt::format(" group {} → {};", plan.schedule.group, other.schedule.group);
   if (plan.schedule.reduce_delay != other.schedule.reduce_delay)
     text += fmt::format(" delay → {};", other.schedule.reduce_delay);
+  if (plan.schedule.gather_ahead != other.schedule.gather_ahead)
+    text += fmt::format(" ahead → {};", other.schedule.gather_ahead);
   if (plan.schedule.update != other.schedule.update)
     text += fmt::format(" updates {} → {};", updates_of(plan.schedule), updates_of(other.schedule));
   for (const auto& [place, slots] : other.placement.slots)
