@@ -86,7 +86,7 @@ TEST(Lower, AGroupSharesTheTrafficOfParametersAndKeepsItsActivations) {
   for (const int zero : {1, 3}) {
     int64_t fetched[5] = {}, gathered[5] = {}, kept[5] = {};
     for (const int32_t group : {1, 2, 4}) {
-      const Schedule train = build(4, 2, 0, 4, zero, Precision::bf16, {1, group}).train;
+      const Schedule train = build(4, 2, 0, 4, zero, Precision::bf16, {.group = group}).train;
       Placement placement;
       for (const PlaceUnit& unit : place_units(train))
         placement.where[unit.key] = unit.key.first == "parameters" ? Where::host : Where::device;
