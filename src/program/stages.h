@@ -81,9 +81,9 @@ Outline outline(const std::vector<const Schedule*>& schedules, const Placement& 
 // Seconds that an instruction takes while nothing else moves.
 using InstrSeconds = std::function<double(const Program&, const Instr&)>;
 
-// Cuts copies between the tiers into pieces of about `most_bytes`, eight at most, and puts them in another
-// order, so that each lane takes first what is needed first; all else keeps its order, and what
-// conflicts over bytes keeps its own. Before `synchronise`; the layout stays the same.
+// Cuts copies between the tiers into pieces of about `most_bytes`, eight at most, and puts them in
+// another order, so that each lane takes first what is needed first; all else keeps its order, and
+// what conflicts over bytes keeps its own. Before `synchronise`; the layout stays the same.
 void order_copies(ProgramSet& set, int64_t most_bytes, const InstrSeconds& seconds);
 
 // What this rank writes of the state in `home` (an index into `homes`): `count` elements of the
