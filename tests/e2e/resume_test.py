@@ -57,9 +57,9 @@ class Resume(unittest.TestCase):
             output = self.path / f"update{i}"
             train(self.config, output, "--stop-at", self.random.randrange(1, STEPS), "--set",
                   f"place.update={before}", *(OFFLOAD if i & 1 else []), expect=75)
-            train(self.config, output, "--resume", "latest", "--set", f"place.update={after}",
-                  "--set", f"place.update@1={self.random.choice(positions)}"
-                  if after == "end" and i else f"place.update={after}")
+            other = self.random.choice(positions) if i else after
+            train(self.config, output, "--resume", "latest", "--set", f"place.update@0={after}",
+                  "--set", f"place.update@1={other}")
             self.check(output)
 
     def test_several_stops(self):
