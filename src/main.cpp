@@ -120,11 +120,14 @@ int run(int argc, char** argv) {
   auto* bench = app.add_subcommand("bench", "Measure this machine and this build");
   bench
       ->add_option("what", c.bench.what,
-                   "gemm, step, overlap, device, checkpoint, planner or claims")
+                   "gemm, step, overlap, device, checkpoint, predict, planner or claims")
       ->required();
   add_config_options(bench, c, false);
   bench->add_option("--repeat", c.bench.repeat, "Measured repetitions")->check(CLI::PositiveNumber);
   bench->add_option("--only", c.bench.only, "bench planner, claims: names that contain this");
+  bench->add_option("--cases", c.bench.cases, "bench predict: configs that are drawn")
+      ->check(CLI::PositiveNumber);
+  bench->add_option("--seed", c.bench.seed, "bench predict: seed of the draws");
   bench->add_option("--json", c.bench.json, "bench device: also write what was measured here");
 
   auto* calibration = app.add_subcommand(

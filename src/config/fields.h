@@ -41,6 +41,10 @@ template <class T>
 struct SharesField {  // ↔ [[64, 0.3], [256, 0.8]], ascending
   T& shares;
 };
+template <class T>
+struct OpRatesField {  // ↔ [{"op": "gelu", "precision": "f32", "seconds": 1e-6, …}], sorted
+  T& rates;
+};
 template <class P>
 struct PlaceField {  // ↔ {"qkv": "host"}
   P& pins;
@@ -134,6 +138,7 @@ void for_each_profile_field(P& p, F&& f) {
   f("memory_bandwidth", RateField<decltype((p.memory_bandwidth))>{p.memory_bandwidth});
   f("memory_fraction", p.memory_fraction);
   f("launch_seconds", p.launch_seconds);
+  f("op_rates", OpRatesField<decltype((p.op_rates))>{p.op_rates});
   f("h2d_bandwidth", RateField<decltype((p.h2d_bandwidth))>{p.h2d_bandwidth});
   f("d2h_bandwidth", RateField<decltype((p.d2h_bandwidth))>{p.d2h_bandwidth});
   f("h2d_alone_bandwidth", RateField<decltype((p.h2d_alone_bandwidth))>{p.h2d_alone_bandwidth});

@@ -149,6 +149,18 @@ void check_ascending(const std::vector<SizeShare>& shares, const char* key,
                 shares[i].size, shares[i - 1].size);
 }
 
+bool before(const OpRate& a, const OpRate& b) {
+  return std::pair(a.op, a.bf16) < std::pair(b.op, b.bf16);
+}
+
+void sort_op_rates(std::vector<OpRate>& rates, const std::string& path) {
+  std::sort(rates.begin(), rates.end(), before);
+  for (size_t i = 1; i < rates.size(); ++i)
+    if (!before(rates[i - 1], rates[i]))
+      bad_input("{}: op_rates.value: \"{}\" in {} is there twice; expected each once", path,
+                rates[i].op, rates[i].bf16 ? "bf16" : "f32");
+}
+
 FurtherTier further_tier(const Json& json) {
   FurtherTier tier;
   tier.name = json.at("name").get<std::string>();
@@ -184,11 +196,14 @@ HardwareProfile load_profile(const HardwareConfig& config) {
   HardwareProfile profile;
   profile.name = file ? std::filesystem::path(name).stem().string() : name;
   for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
-    const Json& entry = json.at(key);
+    const auto found = json.find(key);
+    if (found == json.end()) return;  // the schema does not ask for it
+    const Json& entry = *found;
     read_value(entry.is_object() ? entry.at("value") : entry, field);
   });
   check_ascending(profile.gemm_f32_shares, "gemm_f32_shares", path);
   check_ascending(profile.gemm_bf16_shares, "gemm_bf16_shares", path);
+  sort_op_rates(profile.op_rates, path);
   if (json.contains("tiers"))
     for (const Json& tier : json.at("tiers")) profile.tiers.push_back(further_tier(tier));
   if (config.devices_per_node > 0) {
@@ -209,6 +224,7 @@ std::string profile_json(const HardwareProfile& profile, const std::string& desc
       json[key] = value;
       return;
     }
+    if (value == Json::array()) return;
     const auto source = sources.find(key);
     json[key] = {{"value", value},
                  {"source", source == sources.end() ? other_source : source->second}};
@@ -219,7 +235,9 @@ std::string profile_json(const HardwareProfile& profile, const std::string& desc
 KeyValues profile_values(const HardwareProfile& profile) {
   KeyValues values;
   for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
-    values.emplace_back(key, value_json(field).dump());
+    const Json value = value_json(field);
+    // A profile without a value that need not be there is the same as one without the key.
+    if (value != Json::array()) values.emplace_back(key, value.dump());
   });
   return values;
 }

@@ -20,6 +20,14 @@ struct SizeShare {
   double size = 0, share = 0;
 };
 
+// What one op takes, measured: seconds + FLOPs / flops_per_second + bytes / bytes_per_second, FLOPs
+// and bytes as its cost counts them. A rate of 0: no such term.
+struct OpRate {
+  std::string op;
+  bool bf16 = false;  // in runs of this precision
+  double seconds = 0, flops_per_second = 0, bytes_per_second = 0;
+};
+
 // A memory tier beyond the host's. No plan uses one yet.
 struct FurtherTier {
   std::string name, source;
@@ -43,6 +51,9 @@ struct HardwareProfile {
   double memory_bandwidth = 0;               // bytes/s, read + write
   double memory_fraction = 1;                // sustained by ops that are bound by it
   double launch_seconds = 0;                 // fixed cost of one instruction
+  // Ops that were measured, by name and precision; of all others the numbers above say what they
+  // take.
+  std::vector<OpRate> op_rates;
   // Copies, bytes/s: what one device gets each way with all devices of the node copying both ways,
   // each way alone, and both ways together while no other device copies.
   double h2d_bandwidth = 0, d2h_bandwidth = 0;

@@ -57,6 +57,18 @@ void read_value(const Json& json, SharesField<T> field) {
   for (const Json& pair : json)
     field.shares.push_back({pair[0].get<double>(), pair[1].get<double>()});
 }
+template <class T>
+void read_value(const Json& json, OpRatesField<T> field) {
+  field.rates.clear();
+  for (const Json& entry : json) {
+    auto& rate = field.rates.emplace_back();
+    rate.op = entry.at("op").get<std::string>();
+    rate.bf16 = entry.at("precision").get<std::string>() == "bf16";
+    rate.seconds = entry.at("seconds").get<double>();
+    rate.flops_per_second = entry.value("flops_per_second", 0.0);
+    rate.bytes_per_second = entry.value("bytes_per_second", 0.0);
+  }
+}
 template <class P>
 void read_value(const Json& json, PlaceField<P> field) {
   field.pins.clear();
@@ -101,6 +113,19 @@ Json value_json(const SharesField<T>& field) {
   Json pairs = Json::array();
   for (const auto& entry : field.shares) pairs.push_back(Json::array({entry.size, entry.share}));
   return pairs;
+}
+template <class T>
+Json value_json(const OpRatesField<T>& field) {
+  Json entries = Json::array();
+  for (const auto& rate : field.rates) {
+    Json& entry = entries.emplace_back();
+    entry["op"] = rate.op;
+    entry["precision"] = rate.bf16 ? "bf16" : "f32";
+    entry["seconds"] = rate.seconds;
+    if (rate.flops_per_second > 0) entry["flops_per_second"] = rate.flops_per_second;
+    if (rate.bytes_per_second > 0) entry["bytes_per_second"] = rate.bytes_per_second;
+  }
+  return entries;
 }
 template <class P>
 Json value_json(const PlaceField<P>& field) {

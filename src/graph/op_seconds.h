@@ -8,9 +8,12 @@
 
 namespace spillway {
 
-// launch_seconds + max(FLOPs / sustained FLOP/s, bytes / sustained bytes/s). `bf16`: products and
-// attention count against peak_bf16.
+// As the profile has measured the op, or else launch_seconds + max(FLOPs / sustained FLOP/s, bytes
+// / sustained bytes/s). `bf16`: products and attention count against peak_bf16.
 double op_seconds(OpKind op, const Attrs& attrs, const std::vector<TensorType>& in,
                   const HardwareProfile& profile, bool bf16);
+
+// Throws bad_input where the profile has rates of an op that there is none of.
+void check_op_rates(const HardwareProfile& profile);
 
 }  // namespace spillway

@@ -20,6 +20,8 @@ bool copies(Lane lane) { return lane == Lane::h2d || lane == Lane::d2h; }
 
 }  // namespace
 
+const char* name_of(Lane lane) { return kLaneNames[static_cast<size_t>(lane)]; }
+
 std::string chrome_trace(const std::vector<TraceEvent>& planned,
                          const std::vector<TraceEvent>& measured,
                          const std::vector<TraceCounter>& memory) {

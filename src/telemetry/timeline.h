@@ -14,6 +14,8 @@
 
 namespace spillway {
 
+const char* name_of(Lane lane);  // for people
+
 // One bar of a trace.
 struct TraceEvent {
   std::string name;

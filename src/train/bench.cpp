@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/quantile.h"
 #include "config/hardware.h"
 #include "runtime/launch.h"
 #include "runtime/local_communicator.h"
@@ -11,15 +12,11 @@
 #include "train/bench_device.h"
 #include "train/bench_gemm.h"
 #include "train/bench_planner.h"
+#include "train/bench_predict.h"
 #include "train/stepper.h"
 
 namespace spillway {
 namespace {
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 int bench_threads(const Config& config) {
   LocalCommunicator alone;
@@ -138,11 +135,11 @@ void bench_overlap(Config config, int64_t repeat) {
 
 ExitCode bench_command(const BenchOptions& options) {
   const std::vector<std::string> words = {"gemm",       "step",    "overlap", "device",
-                                          "checkpoint", "planner", "claims"};
+                                          "checkpoint", "predict", "planner", "claims"};
   if (std::find(words.begin(), words.end(), options.what) == words.end())
     bad_input(
         "bench: unknown benchmark \"{}\"; did you mean \"{}\"? (gemm, step, overlap, device, "
-        "checkpoint, planner, claims)",
+        "checkpoint, predict, planner, claims)",
         options.what, nearest(options.what, words));
   if (options.what == "planner") bench_planner(options.only);
   if (options.what == "claims") fmt::print("{}", claims_tables(options.only));
@@ -160,6 +157,10 @@ ExitCode bench_command(const BenchOptions& options) {
   if (options.what == "device")
     bench_device(config, bench_threads(config), options.repeat, options.json);
   if (options.what == "overlap") bench_overlap(config, options.repeat);
+  if (options.what == "predict")
+    // The copies' threads have the other core.
+    bench_predict(config, std::max(1, bench_threads(config) - 1), options.cases, options.repeat,
+                  options.seed);
   if (options.what == "checkpoint") bench_checkpoint(config, bench_threads(config), options.repeat);
   return ExitCode::done;
 }

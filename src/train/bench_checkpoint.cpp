@@ -8,17 +8,13 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/quantile.h"
 #include "runtime/local_communicator.h"
 #include "train/saver.h"
 #include "train/stepper.h"
 
 namespace spillway {
 namespace {
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 // Seconds that dd takes to write `bytes` zeros to `path` and sync them.
 double dd_seconds(const std::string& path, int64_t bytes) {

@@ -8,12 +8,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/quantile.h"
 #include "config/hardware.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/table.h"
 #include "runtime/backend.h"
 #include "runtime/launch.h"
 #include "train/calibrate_ops.h"
+#include "train/calibrate_steps.h"
 #include "train/session.h"
 #include "train/together.h"
 
@@ -25,13 +27,6 @@ constexpr double kSampleSeconds = 0.01;  // of device time that a sample takes a
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGemmSizes[] = {16, 64, 256, 768, 1536};
 constexpr int64_t kExchangeBytes = 8 * kMiB;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Bytes of one copy that takes some 10 ms.
 int64_t copy_bytes_for(const HardwareProfile& base) {
@@ -63,12 +58,14 @@ class Calibration {
     measure_exchanges();
     measure_update();
     count_node();
+    measure_steps();
   }
 
   const HardwareProfile& profile() const { return profile_; }
   const std::map<std::string, std::string>& sources() const { return sources_; }
   const HardwareProfile& base() const { return base_; }
   std::string machine() const {
+    if (!machine_.empty()) return machine_;
     return fmt::format("{}, {} rank{} on {} node{}, {} compute thread{} each, link {}",
                        device_->description(), communicator_.size(), plural(communicator_.size()),
                        communicator_.node_count(), plural(communicator_.node_count()), threads_,
@@ -351,6 +348,16 @@ class Calibration {
         "AdamW of 2,097,152 parameters on the threads of every rank at once");
   }
 
+  // Last: a process has one device at a time.
+  void measure_steps() {
+    machine_ = machine();
+    bench_.reset();
+    device_.reset();
+    profile_.op_rates =
+        measure_op_rates(workload_.config, topology(), profile_, backend_, communicator_);
+    set("op_rates", "every op within steps of small models of 2 layers, all ranks at once");
+  }
+
   void count_node() {
     profile_.devices_per_node = communicator_.ranks_on_node();
     set("devices_per_node", "the ranks of a node");
@@ -369,6 +376,7 @@ class Calibration {
   int threads_;
   Workload workload_;
   HardwareProfile base_, profile_;
+  std::string machine_;
   std::map<std::string, std::string> sources_;
   OpProgram ops_;
   int tiny_ = -1, stream_ = -1, h2d_ = -1, d2h_ = -1, small_h2d_ = -1;

@@ -8,12 +8,34 @@
 #include "train/state.h"
 
 namespace spillway {
+namespace {
+
+BackendChoice backend_alone(const Config& config) {
+  LocalCommunicator alone;
+  return choose_backend(config.hardware.backend, alone);
+}
+
+}  // namespace
 
 Stepper::Stepper(const Config& config, int threads)
-    : backend_(choose_backend(config.hardware.backend, communicator_)),
-      workload_(config, Topology{.threads = threads},
-                profile_for(backend_, config.hardware, communicator_)),
-      session_(workload_, communicator_, {.backend = backend_}) {
+    : Stepper(config, threads, backend_alone(config)) {}
+
+Stepper::Stepper(const Config& config, int threads, const BackendChoice& backend)
+    : workload_(config, Topology{.threads = threads},
+                profile_for(backend, config.hardware, alone_)),
+      session_(workload_, alone_, {.backend = backend}) {
+  initialise();
+}
+
+Stepper::Stepper(const Config& config, const Topology& topology, const HardwareProfile& profile,
+                 const BackendChoice& backend, Communicator& communicator)
+    : workload_(config, topology, profile),
+      session_(workload_, communicator, {.backend = backend}) {
+  initialise();
+}
+
+void Stepper::initialise() {
+  const Config& config = workload_.config;
   initialise_state(session_.train_schedule(), session_.homes(), session_.executor(), 1);
   std::mt19937 rng(1);
   const int64_t rows = config.train.micro_batch * config.model.context;

@@ -1,5 +1,6 @@
 #include "train/workload.h"
 
+#include "graph/op_seconds.h"
 #include "model/model.h"
 #include "parallel/build.h"
 
@@ -9,6 +10,7 @@ Workload::Workload(const Config& c, const Topology& t) : Workload(c, t, load_pro
 
 Workload::Workload(const Config& c, const Topology& t, const HardwareProfile& profile)
     : config(c), topology(t) {
+  check_op_rates(profile);
   spec = parallel_spec(config, t.rank, t.ranks, t.ranks_on_node);
   config.parallel.tree = spec.tree;
   subject = plan_subject(config, t.ranks, profile);

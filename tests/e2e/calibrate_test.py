@@ -38,6 +38,17 @@ class Calibrate(unittest.TestCase):
             if not measured:
                 self.assertIn('as the profile "cpu" has it', entry["source"])
 
+    def check_op_rates(self, profile):
+        """Every op of training in both precisions, each with a time."""
+        rates = profile["op_rates"]["value"]
+        for op in ("matmul", "matmul_dinput", "matmul_dweight", "attention", "attention_grad",
+                   "head_loss_grad", "gelu", "swiglu_grad", "rmsnorm", "layernorm_grad", "adamw"):
+            for precision in ("f32", "bf16"):
+                found = [r for r in rates if (r["op"], r["precision"]) == (op, precision)]
+                self.assertEqual(len(found), 1, (op, precision))
+                self.assertGreater(found[0]["seconds"] + found[0].get("flops_per_second", 0)
+                                   + found[0].get("bytes_per_second", 0), 0)
+
     def test_one_rank(self):
         with Folder() as folder:
             profile, path = calibrated(folder, link=PACE)
@@ -58,6 +69,17 @@ class Calibrate(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 plans[name] = json.loads(done.stdout)
             self.assertNotEqual(*[p["step_seconds"] for p in plans.values()])
+            self.check_op_rates(profile)
+
+            # A benchmark draws runs and says how well the profile foretells them.
+            done = run("bench", "predict", "--config", run_json, "--set", f"hardware.profile={path}",
+                       "--cases", 2, "--repeat", 1, "--seed", 3)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows = [line for line in done.stdout.splitlines() if line.startswith(("gpt2 ", "llama "))]
+            self.assertEqual(len(rows), 2, done.stdout)
+            self.assertIn("seed 3", done.stdout)
+            self.assertRegex(done.stdout, r"2 cases: error [\d.]+ % median")
+
             # A run takes it too, and its plan says which.
             done = run("plan", "--config", run_json, "--set", f"hardware.profile={path}")
             self.assertIn("on machine:", done.stdout)
@@ -68,6 +90,8 @@ class Calibrate(unittest.TestCase):
             self.check(profile, {"device_bytes", "reserve_bytes", "gemm_workspace", "host_bytes",
                                  "network_bandwidth", "intra_node_path", "network_path"})
             self.assertEqual(profile["devices_per_node"]["value"], 2)
+            self.check_op_rates(profile)
+            self.assertIn("rank_sum", {r["op"] for r in profile["op_rates"]["value"]})
 
     def test_bad_input(self):
         with Folder() as folder:

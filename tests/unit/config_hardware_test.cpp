@@ -209,6 +209,7 @@ TEST(Profile, Errors) {
   EXPECT_NE(profile_error(named("x")).find("SPILLWAY_HOME"), std::string::npos);
   home.write("configs/hardware/x.json", good.dump());
   EXPECT_EQ(profile_error(named("x")), "");
+  const KeyValues without_rates = profile_values(load_profile(named("x")));
   const auto error_with = [&](const std::string& key, const Json& value) {
     Json bad = good;
     if (value.is_null()) {
@@ -244,6 +245,30 @@ TEST(Profile, Errors) {
   EXPECT_NE(error_with("gemm_f32_shares", sourced(Json{{64, 0.5}, {32, 1}}))
                 .find("gemm_f32_shares.value[1]: size 32 follows size 64"),
             std::string::npos);
+  const Json gelu = {
+      {"op", "gelu"}, {"precision", "f32"}, {"seconds", 1e-6}, {"bytes_per_second", 2e9}};
+  EXPECT_EQ(error_with("op_rates", sourced(Json::array())), "");
+  EXPECT_EQ(profile_values(load_profile(named("x"))), without_rates);
+  EXPECT_EQ(error_with("op_rates", sourced(Json::array({gelu}))), "");
+  const HardwareProfile measured = load_profile(named("x"));
+  ASSERT_EQ(measured.op_rates.size(), 1u);
+  EXPECT_EQ(measured.op_rates[0].op, "gelu");
+  EXPECT_EQ(measured.op_rates[0].bytes_per_second, 2e9);
+  EXPECT_EQ(measured.op_rates[0].flops_per_second, 0);
+  EXPECT_NE(profile_values(measured), without_rates);  // a plan for one is not a plan for the other
+  EXPECT_NE(error_with("op_rates", sourced(Json::array({gelu, gelu}))).find("expected each once"),
+            std::string::npos);
+  for (const char* key : {"op", "precision", "seconds"}) {
+    Json bad = gelu;
+    bad.erase(key);
+    EXPECT_NE(
+        error_with("op_rates", sourced(Json::array({bad}))).find(std::string(key) + " is missing"),
+        std::string::npos)
+        << key;
+    bad[key] = -1;
+    EXPECT_NE(error_with("op_rates", sourced(Json::array({bad}))).find(key), std::string::npos)
+        << key;
+  }
   EXPECT_NE(error_with("network_path", sourced("hots")).find("did you mean \"host\""),
             std::string::npos);
   const Json tier = {{"name", "nvme"},
