@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs, builds `train`, trains a small real model on the shipped text under mpirun with offload
-# on, stops and resumes it on the way, and shows loss, memory, a sample and a report.
+# Installs, builds `train`, measures the machine, trains a small real model on the shipped text under
+# mpirun with offload on, stops and resumes it on the way, and shows loss, memory, a sample and a
+# report.
 #   scripts/quickstart.sh [OUTPUT]      (default runs/quickstart; an earlier run there is replaced)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,13 +24,18 @@ cmake --build build --target train
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ranks=2
 [ "$(nproc)" -ge 2 ] || ranks=1
-run=(mpirun -np $ranks --oversubscribe --bind-to none build/train --config $config --set
-  "output=$output")
+launch=(mpirun -np $ranks --oversubscribe --bind-to none build/train)
+machine=$output/machine.json
+run=("${launch[@]}" --config $config --set "output=$output" --set "hardware.profile=$machine")
 
 rm -rf "$output"
+mkdir -p "$output"
+echo
+echo "== measuring this machine"
+"${launch[@]}" calibrate --config $config --out "$machine"
 echo
 echo "== the plan"
-build/train plan --config $config --ranks $ranks
+build/train plan --config $config --ranks $ranks --set "hardware.profile=$machine"
 echo
 echo "== training, stopped on the way"
 code=0
