@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace spillway {
 namespace {
@@ -17,6 +18,8 @@ class Building {
            double horizon, Streams streams, const RoundingAid& aid)
       : model_(model), profile_(profile), horizon_(horizon), streams_(streams), aid_(aid) {
     intervals_ = static_cast<int32_t>(model.intervals.size());
+    bytes_needed_.resize(model.intervals.size());
+    bytes_made_.resize(model.intervals.size());
     in_rate_ = rate_alone(model.resources, Traffic::h2d);
     out_rate_ = rate_alone(model.resources, Traffic::d2h);
     for (const BucketUnit& unit : model.units) total_bytes_ += unit.bytes;
@@ -33,6 +36,7 @@ class Building {
     for (int pool = 0; pool < kPools; ++pool) add_pool(static_cast<Pool>(pool));
     add_exchanges();
     add_lanes();
+    add_shared();
     add_memory();
     return std::move(result_);
   }
@@ -237,32 +241,37 @@ class Building {
     const std::string name = kPoolNames[static_cast<int>(pool)];
     const bool within = pool == Pool::activations;
     std::vector<Terms> needed(intervals_), made(intervals_);
-    double most_in = 1, most_out = 1, all_in = 0, all_out = 0;
+    double all_in = 0, all_out = 0;
     bool any = false;
+    const CountedStarts starts = counted_starts(pool);
     for (size_t u = 0; u < model_.units.size(); ++u) {
       const BucketUnit& unit = model_.units[u];
       if (unit.pool != pool || !streams(unit)) continue;
       for (int p = 0; p < kPositions; ++p) {
         const int32_t host = result_.units[u].host[p];
         if (host < 0) continue;
+        const double copy = starts.counted[u] ? profile_.copy_seconds : 0;
         for (const Flow& flow : unit.streaming[p].flows) {
           any = true;
-          const double copy = profile_.copy_seconds;
           const double in = flow.in_bytes + flow.in_copies * copy * in_rate_;
           const double out = flow.out_bytes + flow.out_copies * copy * out_rate_;
           if (in > 0) {
             needed[flow.interval].push_back({host, -in});
-            most_in = std::max(most_in, in / flow.in_bytes);
+            bytes_needed_[flow.interval].push_back({host, -flow.in_bytes});
             all_in += in;
+            bytes_in_ += flow.in_bytes;
           }
           if (out > 0) {
             made[flow.interval].push_back({host, out});
-            most_out = std::max(most_out, out / flow.out_bytes);
+            bytes_made_[flow.interval].push_back({host, flow.out_bytes});
             all_out += out;
+            bytes_out_ += flow.out_bytes;
           }
         }
       }
     }
+    all_in_ += all_in;
+    all_out_ += all_out;
     in_[static_cast<int>(pool)].assign(intervals_, -1);
     out_[static_cast<int>(pool)].assign(intervals_, -1);
     add_ring_rows(pool);
@@ -284,17 +293,72 @@ class Building {
       if (within && begin > 0) result_.lp.columns[behind.level[begin - 1]].upper = 0;
     if (within) result_.lp.columns[behind.level[model_.update_begin - 1]].upper = 0;
     if (within) add_windows(name, needed, made);
-    Terms rings;
+    Terms standing;
     for (size_t r = 0; r < model_.rings.size(); ++r)
       if (model_.rings[r].pool == pool && result_.rings[r] >= 0)
-        rings.push_back({result_.rings[r], -1});
+        standing.push_back({result_.rings[r], -starts.most[r]});
     for (int32_t k = 0; k < intervals_; ++k) {
-      Terms terms = rings;
-      terms.push_back({ahead.level[k], 1 / most_in});
-      terms.push_back({behind.level[k], 1 / most_out});
+      Terms terms = standing;
+      terms.push_back({ahead.level[k], 1 / starts.in});
+      terms.push_back({behind.level[k], 1 / starts.out});
       row(name + " in rings after " + model_.intervals[k].name, -kInfinity, 0, byte_scale_,
           std::move(terms));
     }
+  }
+
+  struct CountedStarts {
+    std::vector<bool> counted;  // by unit
+    std::vector<double> most;   // by ring
+    double in = 1, out = 1;     // of the stocks' bytes for one in a ring; near enough for rounding
+  };
+
+  // A slot holds its bytes and the start-up of the copies whose bytes stand in it, which are apart:
+  // at `most` so much a byte. Rings of a pool share rows, and where start-up is most of what slots
+  // hold, little memory would be room for what passes through other rings as well: what has such
+  // slots does not count with its start-up.
+  CountedStarts counted_starts(Pool pool) const {
+    const double copy = profile_.copy_seconds * std::max(in_rate_, out_rate_);
+    double bytes = 0, starts = 0;
+    CountedStarts result;
+    const auto most = [&](double& of_flows, double moved, double copies) {
+      if (moved > 0) of_flows = std::max(of_flows, 1 + copies * copy / moved);
+    };
+    for (size_t u = 0; u < model_.units.size(); ++u)
+      for (int p = 0; p < kPositions; ++p) {
+        if (model_.units[u].pool != pool || result_.units[u].host[p] < 0) continue;
+        for (const Flow& flow : model_.units[u].streaming[p].flows) {
+          bytes += weight(flow.interval) * (flow.in_bytes + flow.out_bytes);
+          starts += weight(flow.interval) * (flow.in_copies + flow.out_copies) * copy;
+          if (aid_.slots == 0) continue;
+          most(result.in, flow.in_bytes, flow.in_copies);
+          most(result.out, flow.out_bytes, flow.out_copies);
+        }
+      }
+    if (aid_.slots > 0) {
+      result.counted.assign(model_.units.size(), true);
+      result.most.assign(model_.rings.size(), 1);
+      return result;
+    }
+    constexpr double kMuch = 4;  // times what it is in the pool
+    const double much = kMuch * (1 + (bytes > 0 ? starts / bytes : 0));
+    std::vector<SlotCopies> copies(model_.rings.size());
+    std::vector<double> slot(model_.rings.size(), kInfinity);
+    for (const BucketUnit& unit : model_.units) {
+      bool counted = unit.pool == pool && streams(unit);
+      for (const Streaming& streaming : unit.streaming)
+        for (const SlotNeed& need : streaming.slots)
+          counted = counted && 1 + most_apart(need.copies) * copy / need.bytes <= much;
+      result.counted.push_back(counted);
+      if (!counted) continue;
+      for (const Streaming& streaming : unit.streaming)
+        for (const SlotNeed& need : streaming.slots) {
+          copies[need.ring].insert(need.copies.begin(), need.copies.end());
+          slot[need.ring] = std::min(slot[need.ring], need.bytes);
+        }
+    }
+    for (size_t r = 0; r < copies.size(); ++r)
+      result.most.push_back(1 + most_apart(copies[r]) * copy / slot[r]);
+    return result;
   }
 
   // What a bucket and those above it make leaves and returns between the bucket's forward and
@@ -373,6 +437,125 @@ class Building {
     }
   }
 
+  double exchanged(Traffic kind) const {
+    const Exchanges& bytes = model_.exchanged[static_cast<size_t>(kind)];
+    return std::accumulate(bytes.needed.begin(), bytes.needed.end(), 0.0) +
+           std::accumulate(bytes.made.begin(), bytes.made.end(), 0.0);
+  }
+
+  // Resources of which copies and exchanges, each as fast as it is alone, would ask much more than
+  // there is. Of the others the lanes' rows say nearly as much, and of exchanges alone all of it.
+  std::vector<const SharedResource*> contended() const {
+    constexpr double kMuch = 1.125;
+    std::vector<const SharedResource*> result;
+    for (const SharedResource& r : model_.resources) {
+      const auto asked = [&](Traffic kind, double bytes) {
+        return bytes > 0 ? r.of(kind) * rate_alone(model_.resources, kind) : 0;
+      };
+      const double copies = asked(Traffic::h2d, bytes_in_) + asked(Traffic::d2h, bytes_out_);
+      double exchanges = 0;
+      for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+        exchanges += asked(kind, exchanged(kind));
+      exchanges = std::min(exchanges, r.bytes_per_second);
+      if (copies > 0 && copies + exchanges > kMuch * r.bytes_per_second) result.push_back(&r);
+    }
+    return result;
+  }
+
+  // What all pools copy, and exchanges, in bytes alone: they obey the rows of stocks and rings on
+  // their own, whenever copies start, and no resource passes more of them in an interval than it
+  // can in that time.
+  void add_shared() {
+    const std::vector<const SharedResource*> shared = contended();
+    if (shared.empty()) return;
+    std::array<std::vector<Terms>, kTraffics> moved;  // by interval
+    for (std::vector<Terms>& terms : moved) terms.resize(intervals_);
+    if (aid_.slots > 0)
+      moved_with_starts(moved);
+    else
+      add_copied(moved);
+    for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+      if (exchanged(kind) > 0 && aid_.slots == 0)
+        add_exchanged(kind, moved[static_cast<size_t>(kind)]);
+    for (const SharedResource* r : shared)
+      for (int32_t k = 0; k < intervals_; ++k) {
+        Terms terms = {{result_.seconds[k], -aid_.usable_link}};
+        for (int kind = 0; kind < kTraffics; ++kind)
+          if (r->weight[kind] > 0)
+            for (const auto& [column, bytes] : moved[kind][k])
+              terms.push_back({column, bytes * r->weight[kind] / r->bytes_per_second});
+        row("shared " + r->name + " " + model_.intervals[k].name, -kInfinity, 0, time_scale_,
+            merged(std::move(terms)));
+      }
+  }
+
+  // Near enough for what is rounded: a byte with start-up and a second of any exchange count as the
+  // bytes that they have on average.
+  void moved_with_starts(std::array<std::vector<Terms>, kTraffics>& moved) const {
+    const double seconds =
+        std::accumulate(model_.exchanges.needed.begin(), model_.exchanges.needed.end(), 0.0) +
+        std::accumulate(model_.exchanges.made.begin(), model_.exchanges.made.end(), 0.0);
+    for (int32_t k = 0; k < intervals_; ++k) {
+      for (int pool = 0; pool < kPools; ++pool) {
+        if (const int32_t c = in_[pool][k]; c >= 0)
+          moved[static_cast<int>(Traffic::h2d)][k].push_back(
+              {c, bytes_in_ / std::max(1.0, all_in_)});
+        if (const int32_t c = out_[pool][k]; c >= 0)
+          moved[static_cast<int>(Traffic::d2h)][k].push_back(
+              {c, bytes_out_ / std::max(1.0, all_out_)});
+      }
+      if (!gathers_.empty())
+        for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+          moved[static_cast<size_t>(kind)][k] = {{gathers_[k], exchanged(kind) / seconds},
+                                                 {sums_[k], exchanged(kind) / seconds}};
+    }
+  }
+
+  void add_copied(std::array<std::vector<Terms>, kTraffics>& moved) {
+    for (int32_t k = 0; k < intervals_; ++k) {
+      const int32_t in = bytes_column(bytes_in_), out = bytes_column(bytes_out_);
+      moved[static_cast<int>(Traffic::h2d)][k] = {{in, 1}};
+      moved[static_cast<int>(Traffic::d2h)][k] = {{out, 1}};
+      bytes_needed_[k].push_back({in, 1});
+      bytes_made_[k].push_back({out, -1});
+    }
+    const std::vector<double> nothing(intervals_, 0);
+    const Stock ahead =
+        add_stock("bytes fetched ahead", byte_scale_, bytes_in_, false, bytes_needed_, nothing);
+    const Stock behind =
+        add_stock("bytes to be written back", byte_scale_, bytes_out_, false, bytes_made_, nothing);
+    result_.lp.columns[behind.level.back()].upper = 0;
+    Terms rings;
+    for (const int32_t ring : result_.rings)
+      if (ring >= 0) rings.push_back({ring, -1});
+    for (int32_t k = 0; k < intervals_; ++k) {
+      Terms terms = rings;
+      terms.push_back({ahead.level[k], 1});
+      terms.push_back({behind.level[k], 1});
+      row("bytes in rings after " + model_.intervals[k].name, -kInfinity, 0, byte_scale_,
+          std::move(terms));
+    }
+  }
+
+  void add_exchanged(Traffic kind, std::vector<Terms>& moved) {
+    const Exchanges& bytes = model_.exchanged[static_cast<size_t>(kind)];
+    const double all = exchanged(kind);
+    const std::string name = kind == Traffic::network ? "network bytes" : "node bytes";
+    std::vector<Terms> needed(intervals_), made(intervals_);
+    std::vector<double> minus_needed;
+    for (int32_t k = 0; k < intervals_; ++k) {
+      const int32_t gathered = bytes_column(all), summed = bytes_column(all);
+      moved[k] = {{gathered, 1}, {summed, 1}};
+      needed[k].push_back({gathered, 1});
+      made[k].push_back({summed, -1});
+      minus_needed.push_back(-bytes.needed[k]);
+    }
+    add_stock(name + " gathered ahead", byte_scale_, all, false, needed, minus_needed);
+    const Stock behind =
+        add_stock(name + " to be exchanged", byte_scale_, all, false, made, bytes.made);
+    result_.lp.columns[behind.level.back()].upper = 0;
+  }
+
   void add_memory() {
     Terms device, host;
     for (size_t u = 0; u < model_.units.size(); ++u)
@@ -401,6 +584,9 @@ class Building {
   double total_bytes_ = 0, total_seconds_ = 0, byte_scale_ = 1, time_scale_ = 1;
   std::array<std::vector<int32_t>, kPools> in_, out_;
   std::vector<int32_t> gathers_, sums_;
+  std::vector<Terms> bytes_needed_, bytes_made_;  // of all pools, without start-up
+  double bytes_in_ = 0, bytes_out_ = 0;           // likewise
+  double all_in_ = 0, all_out_ = 0;               // with start-up
   BoundLp result_;
 };
 

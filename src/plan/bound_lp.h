@@ -6,13 +6,24 @@
 // interval; bytes of each ring. Rows:
 // - an interval takes at least its compute, repeated nodes included;
 // - what a lane moves in an interval takes no longer than the interval does, at the rate that it
-//   has while no other lane moves anything: what both ways of a link share is not in it;
+//   has while no other lane moves anything;
+// - what lanes move together passes what they share, host memory or both ways of a link, no faster
+//   than that passes it;
 // - what is needed by the end of an interval has been fetched, what is written is written back
 //   afterwards and by the end of the step;
 // - bytes fetched ahead or waiting to be written back stand in rings; a ring has at least one slot
 //   of every unit that passes through it;
 // - memory of both tiers: tensors that are kept have bytes of their own, as the packing gives them.
-// Start-up time of copies counts as bytes that the link could have moved meanwhile.
+// Start-up time of copies counts as bytes that the link could have moved meanwhile. Shared
+// resources are idle then, so their rows have columns of their own, of bytes alone.
+//
+// Every plan is a solution. Of a copy under way a pool's column counts start-up and bytes as they
+// pass, at no moment more than the lane's rate. A column of bytes alone counts what has moved of
+// them; what has come ahead and what has to be written back obey the rows of stocks in either
+// measure, and those of rings: at the end of an interval both stand in slots, apart. Simulated
+// flows never ask more of a resource than it has, so over an interval neither do their bytes, each
+// times the resource's weight for its kind. The middle iteration's numbers are means of its
+// iterations', and rows are linear.
 #pragma once
 
 #include <algorithm>

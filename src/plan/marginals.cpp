@@ -27,7 +27,10 @@ class BoundRates {
     if (!optimum_.feasible) return std::numeric_limits<double>::infinity();
     constexpr double kLittle = 1e-4;
     const double step = std::max(1.0, std::floor(kLittle * amount));
-    const double more = lagrangian(program(with_more(input_, resource, step)).lp);
+    const BoundLp there = program(with_more(input_, resource, step));
+    // Which resources have rows depends on the rates.
+    if (there.lp.rows.size() != optimum_.duals.size()) return value_;
+    const double more = lagrangian(there.lp);
     return value_ - (value_ - more) / step * amount;
   }
   double value() const { return value_; }

@@ -83,6 +83,7 @@ class Modelling {
     add("tail", 1);
     model_.exchanges.needed.assign(model_.intervals.size(), 0);
     model_.exchanges.made = model_.exchanges.needed;
+    model_.exchanged.fill(model_.exchanges);
     model_.updates.resize(model_.buckets);
   }
 
@@ -199,12 +200,16 @@ class Modelling {
         else if (end)
           model_.intervals[current].compute += seconds;
       } else if (node.kind == NodeKind::exchange && end) {
-        const double seconds = weight * exchange_seconds(exchange_bytes(node, g, place_),
-                                                         input_.profile, model_.resources);
-        if (pass)
-          model_.exchanges.needed[interval(v, item.phase, bucket)] += seconds;
-        else
-          model_.exchanges.made[current] += seconds;
+        const ExchangeBytes bytes = exchange_bytes(node, g, place_);
+        const auto add = [&](Exchanges& exchanges, double amount) {
+          if (pass)
+            exchanges.needed[interval(v, item.phase, bucket)] += weight * amount;
+          else
+            exchanges.made[current] += weight * amount;
+        };
+        add(model_.exchanges, exchange_seconds(bytes, input_.profile, model_.resources));
+        for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+          add(model_.exchanged[static_cast<size_t>(kind)], bytes.of(kind));
       }
     }
     for (int32_t b = 0; b < model_.buckets; ++b)
@@ -222,26 +227,31 @@ class Modelling {
     BucketUnit& unit = model_.units[found->second];
     if (unit.pool == Pool::activations && position != 0) return;
     Streaming& streaming = unit.streaming[position];
+    SlotNeed& slot = slot_in(streaming, ring_index(ring_name, unit.pool));
+    slot.bytes = std::max(slot.bytes, static_cast<double>(use.slot_bytes));
     for (const auto& [tensor, piece] : use.pieces) {
-      const auto size = static_cast<double>(size_of(g.tensors[tensor].dtype));
+      const int64_t size = size_of(g.tensors[tensor].dtype);
       const auto add = [&](int32_t k, const RangeSet& ranges, bool in) {
         if (ranges.empty()) return;
         Flow& flow = flow_at(streaming, k);
         for (const ElementRange& r : ranges.ranges()) {
-          (in ? flow.in_bytes : flow.out_bytes) += weight * size * static_cast<double>(r.count());
+          const int64_t bytes = size * r.count(), begin = piece.offset_of(r, size);
+          (in ? flow.in_bytes : flow.out_bytes) += weight * static_cast<double>(bytes);
           (in ? flow.in_copies : flow.out_copies) += weight;
+          slot.copies.insert({begin + bytes, begin});
         }
       };
       add(at[use.first], piece.fetch, true);
       if (!piece.written.empty()) add(at[piece.last_write], piece.written, false);
     }
-    const int32_t ring = ring_index(ring_name, unit.pool);
+  }
+
+  static SlotNeed& slot_in(Streaming& streaming, int32_t ring) {
     for (SlotNeed& need : streaming.slots)
-      if (need.ring == ring) {
-        need.bytes = std::max(need.bytes, static_cast<double>(use.slot_bytes));
-        return;
-      }
-    streaming.slots.push_back({ring, static_cast<double>(use.slot_bytes)});
+      if (need.ring == ring) return need;
+    SlotNeed need;
+    need.ring = ring;
+    return streaming.slots.emplace_back(std::move(need));
   }
 
   static Flow& flow_at(Streaming& streaming, int32_t k) {
@@ -347,6 +357,17 @@ class Modelling {
 };
 
 }  // namespace
+
+int32_t most_apart(const SlotCopies& copies) {
+  int32_t count = 0;
+  int64_t free = 0;
+  for (const auto& [end, begin] : copies) {  // the one that ends first is as good as any
+    if (begin < free) continue;
+    free = end;
+    ++count;
+  }
+  return count;
+}
 
 StepModel step_model(const PlanInput& input, int32_t group, int32_t blocks) {
   return Modelling(input, group, blocks).run();

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,10 +38,16 @@ struct Flow {
   double in_copies = 0, out_copies = 0;
 };
 
+// Bytes of a slot that copies fill, as end and begin.
+using SlotCopies = std::set<std::pair<int64_t, int64_t>>;
+// The most of them that are apart.
+int32_t most_apart(const SlotCopies& copies);
+
 // Streamed one way, a unit needs a slot of at least `bytes` in ring `ring`.
 struct SlotNeed {
   int32_t ring = 0;
   double bytes = 0;
+  SlotCopies copies;  // of any stay
 };
 
 struct Streaming {
@@ -75,8 +82,8 @@ struct BucketUpdate {
   std::array<std::vector<std::pair<int32_t, double>>, kPositions> compute;
 };
 
-// Exchanges, in seconds of the communication lane. `needed` must be done by the end of the
-// interval, `made` can begin when it does.
+// Exchanges, in seconds of the communication lane or in bytes of one kind of traffic. `needed` must
+// be done by the end of the interval, `made` can begin when it does.
 struct Exchanges {
   std::vector<double> needed, made;  // by interval
 };
@@ -96,8 +103,9 @@ struct StepModel {
   std::vector<std::array<int32_t, 3>> backward;  // by bucket: interval in each iteration, or -1
   std::vector<BucketUnit> units;
   std::vector<RepeatedNode> repeated;
-  std::vector<BucketUpdate> updates;  // by bucket
-  Exchanges exchanges;
+  std::vector<BucketUpdate> updates;           // by bucket
+  Exchanges exchanges;                         // seconds
+  std::array<Exchanges, kTraffics> exchanged;  // bytes
   std::vector<RingModel> rings;
   double fixed_device_bytes = 0, fixed_host_bytes = 0;  // of any placement
 };

@@ -11,6 +11,9 @@
 //   has been fetched by its end, what is made leaves afterwards, and by the end of the step;
 // - "… in rings", "slot of …": bytes on their way stand in rings;
 // - "h2d", "d2h", "communication": no lane moves more in an interval than the time that it takes;
+// - "shared …": nor do all lanes together through what they share. "bytes …", "node bytes …" and
+//   "network bytes …" say of bytes without start-up time, which take nothing of what is shared,
+//   when they are needed and made and where they stand;
 // - "device memory", "host memory".
 #pragma once
 

@@ -1,5 +1,6 @@
 // The rows and columns of one group size's linear program.
 #include <algorithm>
+#include <numeric>
 
 #include "verify/step_work.h"
 
@@ -44,7 +45,9 @@ class Deriving {
         profile_(profile),
         spans_(static_cast<int32_t>(work.spans.size())),
         h2d_rate_(rate_alone(work.resources, Traffic::h2d)),
-        d2h_rate_(rate_alone(work.resources, Traffic::d2h)) {
+        d2h_rate_(rate_alone(work.resources, Traffic::d2h)),
+        fetched_(work.spans.size()),
+        returned_(work.spans.size()) {
     for (const verify_detail::Span& span : work.spans)
       seconds_.push_back(column(horizon, span.times));
     columns_of_choices();
@@ -53,6 +56,7 @@ class Deriving {
     for (int pool = 0; pool < kPools; ++pool) pool_rows(static_cast<StreamPool>(pool));
     communication_rows();
     lane_rows();
+    shared_rows();
     memory_rows(budgets);
   }
 
@@ -206,7 +210,7 @@ class Deriving {
         for (int p = 0; p < positions(c); ++p)
           if (const auto slot = c.streamed[p].slots.find(work_.rings[r].first);
               slot != c.streamed[p].slots.end())
-            need.add(columns_[i].host[p], -slot->second);
+            need.add(columns_[i].host[p], -slot->second.bytes);
         if (need.empty()) continue;
         at_least("slot of " + c.label() + " in " + work_.rings[r].first, 0, need.add(rings_[r], 1));
       }
@@ -217,24 +221,27 @@ class Deriving {
     const std::string pool_name = kPoolNames[static_cast<int>(pool)];
     const bool activations = pool == StreamPool::activations;
     std::vector<Sum> needed(static_cast<size_t>(spans_)), made(static_cast<size_t>(spans_));
-    // Bytes that the links could have moved, start-up time of copies included, and the most of them
-    // that stand for one real byte.
-    double all_in = 0, all_out = 0, most_in = 1, most_out = 1;
+    const Starts starts = starts_of(pool);
+    // Bytes that the links could have moved, start-up time of copies included.
+    double all_in = 0, all_out = 0;
     bool moves = false;
     for (size_t i = 0; i < work_.choices.size(); ++i) {
       const Choice& c = work_.choices[i];
       if (c.pool != pool || !c.streams) continue;
+      const double start = starts.count[i] ? profile_.copy_seconds : 0;
       for (int p = 0; p < positions(c); ++p)
         for (const auto& [k, moved] : c.streamed[p].by_span) {
           moves = true;
-          const double in = moved.in + moved.in_copies * profile_.copy_seconds * h2d_rate_;
-          const double out = moved.out + moved.out_copies * profile_.copy_seconds * d2h_rate_;
+          const double in = moved.in + moved.in_copies * start * h2d_rate_;
+          const double out = moved.out + moved.out_copies * start * d2h_rate_;
           needed[k].add(columns_[i].host[p], -in);
           made[k].add(columns_[i].host[p], out);
+          fetched_[k].add(columns_[i].host[p], -moved.in);
+          returned_[k].add(columns_[i].host[p], moved.out);
           all_in += in;
           all_out += out;
-          if (moved.in > 0) most_in = std::max(most_in, in / moved.in);
-          if (moved.out > 0) most_out = std::max(most_out, out / moved.out);
+          bytes_in_ += moved.in;
+          bytes_out_ += moved.out;
         }
     }
     slot_rows(pool);
@@ -264,11 +271,66 @@ class Deriving {
     }
     for (int32_t k = 0; k < spans_; ++k) {
       Sum standing;
-      standing.add(ahead[k], 1 / most_in).add(behind[k], 1 / most_out);
+      standing.add(ahead[k], 1).add(behind[k], 1);
       for (size_t r = 0; r < work_.rings.size(); ++r)
-        if (work_.rings[r].second == pool) standing.add(rings_[r], -1);
+        if (work_.rings[r].second == pool) standing.add(rings_[r], -starts.room[r]);
       at_most(pool_name + " in rings after " + name(k), 0, standing);
     }
+  }
+
+  // Whose copies count with their start-up time, and how much a byte of each ring has room for:
+  // itself and the start-up of copies that a slot can hold parts of at once, none over another.
+  struct Starts {
+    std::vector<bool> count;
+    std::vector<double> room;
+  };
+
+  Starts starts_of(StreamPool pool) const {
+    constexpr double kMost = 4;
+    const double start = profile_.copy_seconds * std::max(h2d_rate_, d2h_rate_);
+    double bytes = 0, copies = 0;
+    for (const Choice& c : work_.choices) {
+      if (c.pool != pool || !c.streams) continue;
+      for (int p = 0; p < positions(c); ++p)
+        for (const auto& [k, moved] : c.streamed[p].by_span) {
+          bytes += work_.spans[k].times * (moved.in + moved.out);
+          copies += work_.spans[k].times * (moved.in_copies + moved.out_copies);
+        }
+    }
+    const double average = bytes > 0 ? 1 + copies * start / bytes : 1;
+    Starts result;
+    std::map<std::string, verify_detail::Slot> smallest;  // by ring, of all that count
+    for (const Choice& c : work_.choices) {
+      bool count = c.pool == pool && c.streams;
+      for (const verify_detail::Streamed& streamed : c.streamed)
+        for (const auto& [ring, slot] : streamed.slots)
+          count = count && room(slot, start) <= kMost * average;
+      result.count.push_back(count);
+      for (const verify_detail::Streamed& streamed : c.streamed)
+        for (const auto& [ring, slot] : streamed.slots) {
+          if (!count) continue;
+          const auto [at, fresh] = smallest.try_emplace(ring, slot);
+          at->second.bytes = std::min(at->second.bytes, slot.bytes);
+          at->second.filled.insert(slot.filled.begin(), slot.filled.end());
+        }
+    }
+    for (const auto& [ring, ring_pool] : work_.rings) {
+      const auto at = smallest.find(ring);
+      result.room.push_back(at == smallest.end() ? 1 : room(at->second, start));
+    }
+    return result;
+  }
+
+  // The most parts that do not overlap, from the slot's end down: each begins as late as it can.
+  static double room(const verify_detail::Slot& slot, double start) {
+    int parts = 0;
+    int64_t limit = std::numeric_limits<int64_t>::max();
+    for (auto part = slot.filled.rbegin(); part != slot.filled.rend(); ++part)
+      if (part->second <= limit) {
+        limit = part->first;
+        ++parts;
+      }
+    return 1 + parts * start / slot.bytes;
   }
 
   // What a bucket's forward pass and all above it make leaves and returns before its backward pass
@@ -321,6 +383,90 @@ class Deriving {
     }
   }
 
+  // ---- what devices and kinds of traffic share --------------------------------------------------
+
+  static double total(const std::vector<double>& by_span) {
+    return std::accumulate(by_span.begin(), by_span.end(), 0.0);
+  }
+
+  // Whether a resource gives an eighth less than copies and exchanges take of it while each has it
+  // alone. An exchange's price has everything that exchanges alone can ask of a resource.
+  bool lacks(const SharedResource& r, double in_node, double across) const {
+    const auto load = [&](Traffic kind, double bytes) {
+      return bytes > 0 ? r.of(kind) * rate_alone(work_.resources, kind) : 0;
+    };
+    const double copies = load(Traffic::h2d, bytes_in_) + load(Traffic::d2h, bytes_out_);
+    const double exchanges = load(Traffic::intra_node, in_node) + load(Traffic::network, across);
+    return copies > 0 &&
+           copies + std::min(exchanges, r.bytes_per_second) > 1.125 * r.bytes_per_second;
+  }
+
+  // Bytes of all pools and of exchanges by themselves: whenever a copy starts, its bytes are there
+  // when they are needed, stand in slots until then, and pass each resource once per weight.
+  void shared_rows() {
+    std::array<double, kTraffics> bytes{};
+    for (int kind = 0; kind < kTraffics; ++kind)
+      bytes[kind] = total(work_.gathered[kind]) + total(work_.summed[kind]);
+    const auto of = [&](Traffic kind) { return bytes[static_cast<size_t>(kind)]; };
+    std::vector<const SharedResource*> scarce;
+    for (const SharedResource& r : work_.resources)
+      if (lacks(r, of(Traffic::intra_node), of(Traffic::network))) scarce.push_back(&r);
+    if (scarce.empty()) return;
+    std::array<std::vector<Sum>, kTraffics> moved;  // bytes by span
+    moved.fill(std::vector<Sum>(static_cast<size_t>(spans_)));
+    copied_bytes(moved[static_cast<size_t>(Traffic::h2d)],
+                 moved[static_cast<size_t>(Traffic::d2h)]);
+    if (of(Traffic::intra_node) > 0)
+      exchanged_bytes("node bytes", static_cast<size_t>(Traffic::intra_node), moved);
+    if (of(Traffic::network) > 0)
+      exchanged_bytes("network bytes", static_cast<size_t>(Traffic::network), moved);
+    for (const SharedResource* r : scarce)
+      for (int32_t k = 0; k < spans_; ++k) {
+        Sum passed;
+        for (int kind = 0; kind < kTraffics; ++kind)
+          passed.add(moved[kind][k], r->weight[kind] / r->bytes_per_second);
+        at_most("shared " + r->name + " " + name(k), 0, passed.add(seconds_[k], -1));
+      }
+  }
+
+  void copied_bytes(std::vector<Sum>& in, std::vector<Sum>& out) {
+    for (int32_t k = 0; k < spans_; ++k) {
+      const int32_t there = column(bytes_in_), back = column(bytes_out_);
+      in[k].add(there, 1);
+      out[k].add(back, 1);
+      fetched_[k].add(there, 1);
+      returned_[k].add(back, -1);
+    }
+    const std::vector<double> nothing(static_cast<size_t>(spans_), 0);
+    const auto ahead = stock_rows("bytes fetched ahead", bytes_in_, false, fetched_, nothing);
+    const auto behind =
+        stock_rows("bytes to be written back", bytes_out_, false, returned_, nothing);
+    program_.columns[behind.back()].high = 0;
+    for (int32_t k = 0; k < spans_; ++k) {
+      Sum standing;
+      for (const int32_t ring : rings_) standing.add(ring, -1);
+      at_most("bytes in rings after " + name(k), 0, standing.add(ahead[k], 1).add(behind[k], 1));
+    }
+  }
+
+  void exchanged_bytes(const std::string& what, size_t kind,
+                       std::array<std::vector<Sum>, kTraffics>& moved) {
+    const double most = total(work_.gathered[kind]) + total(work_.summed[kind]);
+    std::vector<Sum> gathered(static_cast<size_t>(spans_)), summed(static_cast<size_t>(spans_));
+    std::vector<double> less_gathered;
+    for (int32_t k = 0; k < spans_; ++k) {
+      const int32_t gather = column(most), sum = column(most);
+      gathered[k].add(gather, 1);
+      summed[k].add(sum, -1);
+      moved[kind][k].add(gather, 1).add(sum, 1);
+      less_gathered.push_back(-work_.gathered[kind][k]);
+    }
+    stock_rows(what + " gathered ahead", most, false, gathered, less_gathered);
+    const auto waiting =
+        stock_rows(what + " to be exchanged", most, false, summed, work_.summed[kind]);
+    program_.columns[waiting.back()].high = 0;
+  }
+
   void memory_rows(const Budgets& budgets) {
     Sum device, host;
     for (size_t i = 0; i < work_.choices.size(); ++i)
@@ -337,6 +483,9 @@ class Deriving {
   const HardwareProfile& profile_;
   int32_t spans_ = 0;
   double h2d_rate_, d2h_rate_;  // bytes a second that no copy exceeds
+  // Changes of what all pools have fetched and have to return, without start-up.
+  std::vector<Sum> fetched_, returned_;
+  double bytes_in_ = 0, bytes_out_ = 0;
   CertificateProgram program_;
   std::vector<int32_t> seconds_, rotated_, rings_, gathers_, sums_;
   std::vector<Columns> columns_;

@@ -102,9 +102,12 @@ bool Storage::transient(TensorId t) const {
   return schedule_.graph.tensors[t].role == Role::activation && !saved_[t];
 }
 
-namespace {
+int64_t aligned(int64_t bytes) {
+  constexpr int64_t kAlign = 256;
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
 
-constexpr int64_t kAlign = 256;
+namespace {
 
 // Updates share the rings of the blocks; vocabulary tables have rings of their own in the passes.
 std::string ring_of(const Graph& g, const Tensor& t, Work work) {
@@ -161,7 +164,7 @@ class StageStays {
       for (auto& [tensor, part] : stay.parts)
         for (const auto& [begin, end] : part.held) {
           const int64_t bytes = (end - begin) * size_of(graph_.tensors[tensor].dtype);
-          stay.slot_bytes += (bytes + kAlign - 1) / kAlign * kAlign;
+          stay.slot_bytes += aligned(bytes);
         }
     return std::move(stays_);
   }

@@ -21,6 +21,9 @@ int64_t elements(const Spans& spans);
 enum class Work : uint8_t { forward, backward, update };
 Work work_of(Pass pass);  // sums over ranks go with the backward pass
 
+// What a slot spends on so many bytes that stand together.
+int64_t aligned(int64_t bytes);
+
 // What of one tensor stays in a slot.
 struct Part {
   Spans held, fetched, returned;

@@ -62,7 +62,9 @@ class Reading {
     for (int32_t b = 0; b < work_.buckets; ++b) add(fmt::format("update {}", b), 1);
     add("tail", 1);
     work_.gathers.assign(work_.spans.size(), 0);
-    work_.sums.assign(work_.spans.size(), 0);
+    work_.sums = work_.gathers;
+    work_.gathered.fill(work_.gathers);
+    work_.summed.fill(work_.gathers);
     for (auto& update : work_.update) update.resize(static_cast<size_t>(work_.buckets));
   }
 
@@ -143,10 +145,16 @@ class Reading {
     return op_seconds(node.op, node.attrs, types, input_.profile, input_.bf16);
   }
 
-  double communication_seconds(const Node& node, const Schedule& schedule) const {
+  // A gather is needed by the end of its span, a sum can begin with it.
+  void count_exchange(const Node& node, const Schedule& schedule, bool gather, int32_t span,
+                      double part) {
     const RankPlace place{schedule.spec.rank, input_.ranks_on_node};
-    return exchange_seconds(exchange_bytes(node, schedule.graph, place), input_.profile,
-                            work_.resources);
+    const ExchangeBytes bytes = exchange_bytes(node, schedule.graph, place);
+    (gather ? work_.gathers : work_.sums)[span] +=
+        part * exchange_seconds(bytes, input_.profile, work_.resources);
+    for (int kind = 0; kind < kTraffics; ++kind)
+      (gather ? work_.gathered : work_.summed)[kind][span] +=
+          part * bytes.of(static_cast<Traffic>(kind));
   }
 
   // How much of the v-th iteration of the three is made of iterations [from, from + trip).
@@ -217,11 +225,7 @@ class Reading {
       } else if (node.kind == NodeKind::op) {
         work_.spans[now].seconds += part * seconds(node, g);
       } else if (node.kind == NodeKind::exchange) {
-        const double time = part * communication_seconds(node, schedule);
-        if (pass)
-          work_.gathers[span(v, work_of(node.pass), b)] += time;
-        else
-          work_.sums[now] += time;
+        count_exchange(node, schedule, pass, pass ? span(v, work_of(node.pass), b) : now, part);
       }
     }
     for (const Stay& stay : stays) count_copies(g, stay, at, position, part);
@@ -246,11 +250,27 @@ class Reading {
         moved.out_copies += part * static_cast<double>(p.returned.size());
       }
     }
-    double& slot = streamed.slots[stay.ring];
-    slot = std::max(slot, static_cast<double>(stay.slot_bytes));
+    Slot& slot = streamed.slots[stay.ring];
+    slot.bytes = std::max(slot.bytes, static_cast<double>(stay.slot_bytes));
+    fill(g, stay, slot);
     const std::pair<std::string, StreamPool> ring = {stay.ring, c->pool};
     if (std::find(work_.rings.begin(), work_.rings.end(), ring) == work_.rings.end())
       work_.rings.push_back(ring);
+  }
+
+  // Held spans stand one after the other, aligned; what is copied of one has its place in it.
+  static void fill(const Graph& g, const Stay& stay, Slot& slot) {
+    int64_t at = 0;
+    for (const auto& [tensor, p] : stay.parts) {
+      const int64_t size = size_of(g.tensors[tensor].dtype);
+      for (const auto& [begin, end] : p.held) {
+        for (const Spans* copied : {&p.fetched, &p.returned})
+          for (const auto& [from, to] : *copied)
+            if (from >= begin && from < end)
+              slot.filled.insert({at + (from - begin) * size, at + (to - begin) * size});
+        at += aligned((end - begin) * size);
+      }
+    }
   }
 
   // ---- recomputation --------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,12 +34,18 @@ struct Moved {
   double in_copies = 0, out_copies = 0;
 };
 
+// What a ring's slots need at least, and which parts of a slot copies fill: begin and end.
+struct Slot {
+  double bytes = 0;
+  std::set<std::pair<int64_t, int64_t>> filled;
+};
+
 // What streaming does to the units of one name in the layers of one bucket, by the position of
 // their update; activations have one.
 struct Streamed {
   std::map<int32_t, Moved> by_span;
-  std::map<std::string, double> slots;  // bytes that each ring needs at least
-  double home = 0;                      // bytes on the host
+  std::map<std::string, Slot> slots;  // by ring
+  double home = 0;                    // bytes on the host
 };
 
 struct Choice {
@@ -72,7 +79,8 @@ struct StepWork {
   std::vector<Repeat> repeats;
   // Seconds of each bucket's update, by span.
   std::array<std::vector<std::map<int32_t, double>>, kPositions> update;
-  std::vector<double> gathers, sums;  // seconds of communication by span
+  std::vector<double> gathers, sums;                            // seconds of communication by span
+  std::array<std::vector<double>, kTraffics> gathered, summed;  // its bytes of each kind
   std::vector<std::pair<std::string, StreamPool>> rings;
   double least_device = 0, least_host = 0;  // bytes beside everything that is chosen
 };

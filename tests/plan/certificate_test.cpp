@@ -11,6 +11,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <random>
 #include <set>
 
 #include "base/error.h"
@@ -28,7 +29,22 @@ struct Case {
   int ranks;
   double budget;  // between the least memory and all resident
   std::vector<std::string> set;
+  void (*alter)(HardwareProfile&) = nullptr;
+  int ranks_on_node = 0;  // 0: all
 };
+
+// Profiles on which copies and messages slow each other down.
+void slow_host(HardwareProfile& p) { p.host_bandwidth = 2.5 * p.h2d_alone_bandwidth; }
+void slow_link(HardwareProfile& p) {
+  p.both_ways_bandwidth = 1.2 * p.h2d_alone_bandwidth;
+  p.intra_node_path = MessagePath::link;
+}
+void everything_through_the_host(HardwareProfile& p) {
+  p.kind = "cuda";
+  p.devices_per_uplink = 2;
+  p.uplink_bandwidth = 1.5 * p.h2d_alone_bandwidth;
+  p.intra_node_path = p.network_path = MessagePath::host;
+}
 
 constexpr const char* kGpt2 =
     R"({"model": {"family": "gpt2", "layers": 5, "hidden": 64, "heads": 4, "ffn": 256,
@@ -59,6 +75,15 @@ const std::vector<Case>& cases() {
       {"llama, all sharded in nodes", kLlama, 4, 0.2, {"parallel.zero=3", "parallel.tree=2"}},
       {"llama, one micro-batch", kLlama, 1, 0.3, {"train.batch=2"}},
       {"llama, two micro-batches", kLlama, 1, 0.3, {"train.batch=4"}},
+      {"gpt2, a slow host", kGpt2, 1, 0.2, {}, slow_host},
+      {"llama on three ranks, a slow link", kLlama, 3, 0.3, {"parallel.zero=2"}, slow_link},
+      {"llama, all sharded in nodes, all shared",
+       kLlama,
+       4,
+       0.2,
+       {"parallel.zero=3", "parallel.tree=2"},
+       everything_through_the_host,
+       2},
   };
   return all;
 }
@@ -71,10 +96,17 @@ int64_t budget_of(PlannerInput& p, double part) {
   return static_cast<int64_t>(low + part * (high - low));
 }
 
+bool shares(const std::multiset<std::string>& rows) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const std::string& name) { return name.starts_with("shared "); });
+}
+
 TEST(Certificate, RowsAndBoundsAreThePlanners) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.label);
     PlannerInput p(c.model, c.set, c.ranks);
+    if (c.alter != nullptr) c.alter(p.input.profile);
+    if (c.ranks_on_node > 0) p.input.ranks_on_node = c.ranks_on_node;
     p.input.budgets = {budget_of(p, c.budget), int64_t{1} << 60};
     const double horizon =
         evaluate_placement(p.input, search_space(p.input).base, {}).step_seconds * 2;
@@ -101,6 +133,9 @@ TEST(Certificate, RowsAndBoundsAreThePlanners) {
       std::vector<std::string> apart;
       std::set_symmetric_difference(theirs.begin(), theirs.end(), ours.begin(), ours.end(),
                                     std::back_inserter(apart));
+      if (c.alter != nullptr) {
+        EXPECT_TRUE(shares(ours));
+      }
       EXPECT_TRUE(apart.empty()) << fmt::format("{}", fmt::join(apart, "\n"));
       EXPECT_EQ(std::set<std::string>(ours.begin(), ours.end()).size(), ours.size());
       const double proven = proven_seconds(own, certificate);
@@ -229,6 +264,191 @@ TEST(Certificate, AlteredByHand) {
   QualityProof modest = *good;
   modest.bound_seconds /= 2;
   EXPECT_EQ(check_quality(input, modest, step, "plan.json"), bound);
+}
+
+// Where host memory passes less than the link's two ways ask of it, the rows of what is shared are
+// what makes the bound, and no proof does without them.
+TEST(Certificate, WhatIsSharedBinds) {
+  PlannerInput p(kGpt2, {"recompute=off"});
+  HardwareProfile& profile = p.input.profile;
+  profile.kind = "cuda";
+  profile.host_bandwidth = profile.h2d_alone_bandwidth;  // what one way takes
+  profile.copy_seconds = 0;
+  const PlanReport report = p.plan(budget_of(p, 0.3));
+  ASSERT_TRUE(report.fits);
+  const std::optional<QualityProof> proof = quality_proof(report, p.input);
+  ASSERT_TRUE(proof);
+  const CertificateInput input = certificate_input(p.input);
+  const double step = report.plan.step_seconds;
+  EXPECT_LE(check_quality(input, *proof, step, "plan.json"), step);
+  double without = std::numeric_limits<double>::infinity();
+  for (const int32_t group : group_choices(p.train.spec())) {
+    BoundLp lp = bound_lp(step_model(p.input, group, 8), p.input.profile, p.input.budgets, step,
+                          Streams::all);
+    std::erase_if(lp.lp.rows, [](const LpRow& r) { return r.name.starts_with("shared "); });
+    const LpSolution solution = LpSolver(lp.lp).solve();
+    if (solution.feasible) without = std::min(without, dual_bound(lp.lp, solution.duals));
+  }
+  fmt::print("step {:.3f} ms, bound {:.3f} ms, {:.3f} ms without what is shared\n", 1e3 * step,
+             1e3 * report.bound_seconds, 1e3 * without);
+  EXPECT_GT(report.bound_seconds, 1.3 * without);
+  EXPECT_LT(step, 1.1 * report.bound_seconds);
+  for (const double factor : {0.0, 0.5, 2.0}) {
+    QualityProof altered = *proof;
+    for (Certificate& c : altered.certificates)
+      for (auto& [name, value] : c.multipliers)
+        if (name.starts_with("shared ")) value *= factor;
+    const std::string message = error_of([&] { check_quality(input, altered, step, "plan.json"); });
+    EXPECT_NE(message.find(" claims "), std::string::npos) << factor << ": " << message;
+  }
+  // Without contention there are no such rows.
+  CertificateInput fast = input;
+  fast.profile.host_bandwidth *= 4;
+  EXPECT_NE(error_of([&] { check_quality(fast, *proof, step, "plan.json"); }).find("does not have"),
+            std::string::npos);
+}
+
+// Rates of a machine on which anything may be what limits a step.
+HardwareProfile random_profile(HardwareProfile p, std::mt19937_64& rng) {
+  const auto between = [&](double low, double high) {
+    return low * std::pow(high / low, std::uniform_real_distribution<double>(0, 1)(rng));
+  };
+  p.kind = rng() % 2 ? "cpu" : "cuda";
+  p.devices_per_node = 4;
+  p.devices_per_uplink = 1 << rng() % 3;
+  p.h2d_alone_bandwidth = between(0.3e9, 10e9);
+  p.d2h_alone_bandwidth = p.h2d_alone_bandwidth * between(0.5, 2);
+  p.h2d_bandwidth = p.h2d_alone_bandwidth * between(0.5, 1);
+  p.d2h_bandwidth = p.d2h_alone_bandwidth * between(0.5, 1);
+  p.both_ways_bandwidth = (p.h2d_alone_bandwidth + p.d2h_alone_bandwidth) * between(0.4, 1.2);
+  p.uplink_bandwidth = p.h2d_alone_bandwidth * between(0.5, 4);
+  p.host_bandwidth = p.h2d_alone_bandwidth * between(1, 16);
+  p.intra_node_bandwidth = between(0.1e9, 20e9);
+  p.network_bandwidth = between(0.1e9, 5e9);
+  p.intra_node_path = static_cast<MessagePath>(rng() % 3);
+  p.network_path = static_cast<MessagePath>(rng() % 3);
+  p.copy_seconds = rng() % 3 ? between(1e-7, 3e-5) : 0;
+  p.exchange_seconds = rng() % 3 ? between(1e-7, 5e-5) : 0;
+  p.launch_seconds = between(1e-7, 1e-5);
+  return p;
+}
+
+std::string random_model(std::mt19937_64& rng, int ranks) {
+  const bool is_gpt2 = rng() % 2;
+  const int micro_batches = 1 << rng() % 4;
+  return fmt::format(
+      R"({{"model": {{"family": "{}", "layers": {}, "hidden": 64, "heads": 4, "ffn": {},
+          "context": {}, "tied_head": {}}}, "data": {{"train": ["x.txt"]}},
+          "train": {{"batch": {}, "micro_batch": 1, "precision": "{}"}},
+          "optimizer": {{"clip": {}}}, "hardware": {{"profile": "cpu"}}}})",
+      is_gpt2 ? "gpt2" : "llama", 1 + rng() % 5, is_gpt2 ? 256 : 176, 64 << rng() % 3,
+      rng() % 2 ? "true" : "false", micro_batches * ranks, rng() % 2 ? "f32" : "bf16", rng() % 2);
+}
+
+// A job on such a machine, on some of its nodes.
+struct RandomJob {
+  std::string text;
+  PlannerInput p;
+  static RandomJob make(std::mt19937_64& rng) {
+    const int ranks = 1 + static_cast<int>(rng() % 4);
+    std::vector<std::string> set;
+    if (ranks > 1) set.push_back(fmt::format("parallel.zero={}", rng() % 4));
+    if (ranks == 4 && rng() % 2) set.push_back("parallel.tree=2");
+    return {random_model(rng, ranks), set, ranks, rng};
+  }
+  RandomJob(std::string model, const std::vector<std::string>& set, int ranks, std::mt19937_64& rng)
+      : text(fmt::format("{} {} on {}", model, fmt::join(set, " "), ranks)), p(model, set, ranks) {
+    p.input.profile = random_profile(p.input.profile, rng);
+    if (ranks == 4 && rng() % 2) p.input.ranks_on_node = 2;
+    if (ranks < 4 && rng() % 4 == 0) p.input.ranks_on_node = 1;
+  }
+};
+
+Candidate random_candidate(const PlannerInput& p, std::mt19937_64& rng) {
+  Candidate c;
+  const std::vector<int32_t> groups = group_choices(p.train.spec());
+  c.schedule.group = groups[rng() % groups.size()];
+  c.schedule.reduce_delay = rng() % 2;
+  c.schedule.gather_ahead = rng() % 2;
+  const auto rotates = rng() % 3;
+  for (int layer = 0; rotates > 0 && layer < p.train.get({}).graph.layers + 2; ++layer)
+    c.schedule.update.push_back(rotates == 2 || rng() % 2 ? UpdatePosition::rotated
+                                                          : UpdatePosition::end);
+  const auto resident = rng() % 3;  // nothing of it, half, all
+  for (const PlaceUnit& unit : place_units(p.train.get(c.schedule))) {
+    Where& where = c.placement.where[unit.key];
+    where = static_cast<Where>(rng() % (unit.recomputable ? 3 : 2));
+    if (resident == 2 || (resident == 1 && rng() % 2)) where = Where::device;
+    c.placement.slots[unit.key.first] = 1 + rng() % 3;
+  }
+  return c;
+}
+
+// What the certificate program of the verifier proves by the solution of the planner's.
+double bound_of(const PlannerInput& p, int32_t group, int32_t blocks, double horizon) {
+  const BoundLp lp = bound_lp(step_model(p.input, group, blocks), p.input.profile, p.input.budgets,
+                              horizon, Streams::all);
+  const LpSolution solution = LpSolver(lp.lp).solve();
+  Certificate certificate{group, blocks, 0, {}};
+  for (size_t r = 0; r < solution.duals.size(); ++r)
+    if (const double y = solution.duals[r];
+        y != 0 && !std::isinf(y > 0 ? lp.lp.rows[r].lower : lp.lp.rows[r].upper))
+      certificate.multipliers.emplace_back(lp.lp.rows[r].name, y);
+  const double proven = proven_seconds(
+      certificate_program(certificate_input(p.input), group, blocks, p.input.budgets, horizon),
+      certificate);
+  if (solution.feasible) {
+    const double bound = dual_bound(lp.lp, solution.duals);
+    EXPECT_NEAR(proven, bound, 1e-4 * bound);
+  } else {
+    EXPECT_TRUE(std::isinf(proven));
+  }
+  return proven;
+}
+
+// Whatever moves where, whichever update rotates, in whatever order, over links, uplinks and host
+// memory that are shared with anything: no step is faster than the bound at the memory that it
+// uses.
+TEST(Certificate, NoPlanIsFasterThanItsBound) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  fmt::print("seed {}\n", seed);
+  std::mt19937_64 rng(seed);
+  double closest = 0;
+  int shared = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    RandomJob job = RandomJob::make(rng);
+    SCOPED_TRACE(job.text);
+    for (int plans = 0; plans < 3; ++plans) {
+      const Candidate c = random_candidate(job.p, rng);
+      const Plan plan = evaluate_placement(job.p.input, c.placement, c.schedule);
+      job.p.input.budgets = {plan.device.peak, plan.host.peak};
+      const int32_t group = c.schedule.group, blocks = 1 + static_cast<int32_t>(rng() % 6);
+      const double bound = bound_of(job.p, group, blocks, 2 * plan.step_seconds);
+      EXPECT_LE(bound, plan.step_seconds * (1 + 1e-6)) << "trial " << trial;
+      closest = std::max(closest, bound / plan.step_seconds);
+      const CertificateProgram rows = certificate_program(certificate_input(job.p.input), group,
+                                                          blocks, job.p.input.budgets, 1);
+      std::multiset<std::string> names;
+      for (const CertificateRow& row : rows.rows) names.insert(row.name);
+      shared += shares(names);
+    }
+  }
+  fmt::print("{} of 180 plans share something, the closest is at {:.4f} of its step\n", shared,
+             closest);
+  EXPECT_GT(shared, 40);
+  EXPECT_GT(closest, 0.9);
+  for (int trial = 0; trial < 4; ++trial) {
+    RandomJob job = RandomJob::make(rng);
+    SCOPED_TRACE(job.text);
+    const PlanReport report = job.p.plan(budget_of(job.p, 0.3));
+    ASSERT_TRUE(report.fits);
+    EXPECT_LE(report.bound_seconds, report.plan.step_seconds * (1 + 1e-6));
+    const std::optional<QualityProof> proof = quality_proof(report, job.p.input);
+    ASSERT_TRUE(proof);
+    EXPECT_LE(check_quality(certificate_input(job.p.input), *proof, report.plan.step_seconds, "x"),
+              report.plan.step_seconds);
+  }
 }
 
 }  // namespace
