@@ -12,7 +12,11 @@ namespace {
 
 constexpr int32_t kBlocks = 8;
 constexpr int kRungs = 24;     // between the least memory and all resident
-constexpr size_t kGroups = 2;  // that are rounded
+constexpr size_t kGroups = 2;  // that are rounded in any case
+// More of them where the best plan is slower than this times the bound: what rounds badly in one
+// order of the work may do well in the next.
+constexpr double kFar = 1.06;
+constexpr size_t kMoreGroups = 6;
 // A plan this close to the bound is as good as any.
 constexpr double kCloseEnough = 1.002;
 
@@ -51,6 +55,13 @@ class BoundSearch {
       if (!all && input_.recompute != Mode::automatic) continue;
       layouts_ = all ? affordable_ : affordable_ / 4 + 2;
       for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) explore(groups_[g], streams);
+      if (!all) continue;
+      // The first may have left the second no layouts.
+      for (size_t g = layouts_ > 0 ? kGroups : 1;
+           g < std::min(kMoreGroups, groups_.size()) && far(groups_[g]); ++g) {
+        layouts_ = affordable_ / 8 + 7;
+        explore(groups_[g], streams);
+      }
     }
     const double best = groups_.front().bound;
     report_.bound_seconds = std::isinf(best) ? 0 : best;
@@ -100,6 +111,12 @@ class BoundSearch {
                         : report_.fits              ? report_.plan.step_seconds
                                                     : 0;
     return best > 0 && best <= group.bound * kCloseEnough;
+  }
+
+  // Whether the best plan is far from the bound, and one of this group could be nearer.
+  bool far(const GroupBound& group) const {
+    return !report_.fits ||
+           report_.plan.step_seconds > kFar * std::max(groups_.front().bound, group.bound);
   }
 
   // Whether sums are sent and parameters gathered ahead of time: both, and less where there is no
