@@ -4,13 +4,15 @@
 #include <limits>
 #include <numeric>
 
+#include "plan/bound_updates.h"
+
 namespace spillway {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kPoolNames[] = {"activations", "parameters", "gradients", "state"};
 
-using Terms = std::vector<std::pair<int32_t, double>>;
+using Terms = LpTerms;
 
 class Building {
  public:
@@ -34,6 +36,7 @@ class Building {
     add_choices();
     add_compute();
     for (int pool = 0; pool < kPools; ++pool) add_pool(static_cast<Pool>(pool));
+    updates_ = add_host_updates(model_, byte_scale_, time_scale_, aid_.cost_of_bytes, result_);
     add_exchanges();
     add_lanes();
     add_shared();
@@ -106,7 +109,7 @@ class Building {
       result_.rings.push_back(used ? bytes_column(ring_limit(ring_index)) : -1);
       ++ring_index;
     }
-    for (int32_t b = 0; b < model_.buckets; ++b) result_.rotated.push_back(fraction());
+    add_positions(model_, aid_.host_updates, result_);
   }
 
   void add_choices() {
@@ -115,7 +118,10 @@ class Building {
       const bool state = unit.pool != Pool::activations;
       const bool streamed = streams(unit) && !returns_at_once(unit);
       Terms device, host;
+      if (unit.pool == Pool::state) host = on_host(result_, unit.bucket);
       for (int p = 0; p < (state ? kPositions : 1); ++p) {
+        const int32_t share = result_.share[p][unit.bucket];
+        if (p > 1 && (unit.pool == Pool::state || share < 0)) break;
         c.device[p] = fraction();
         device.push_back({c.device[p], 1});
         Terms sum = {{c.device[p], 1}};
@@ -128,15 +134,15 @@ class Building {
           c.recompute = fraction();
           sum.push_back({c.recompute, 1});
         }
-        const int32_t rotated = result_.rotated[unit.bucket];
         if (!state) {
           row("place " + label(unit), 1, 1, 1, std::move(sum));
         } else if (p == 0) {
-          sum.push_back({rotated, 1});
+          append(sum, elsewhere(result_, unit.bucket, 1));
           row("place " + label(unit) + " end", 1, 1, 1, std::move(sum));
         } else {
-          sum.push_back({rotated, -1});
-          row("place " + label(unit) + " rotated", 0, 0, 1, std::move(sum));
+          constexpr const char* kNames[] = {"", " rotated", " host", " host_rotated"};
+          sum.push_back({share, -1});
+          row("place " + label(unit) + kNames[p], 0, 0, 1, std::move(sum));
         }
       }
       const auto pinned = [&](Where where, const char* to, Terms terms) {
@@ -174,28 +180,20 @@ class Building {
     }
     for (int32_t b = 0; b < model_.buckets; ++b) {
       const auto& compute = model_.updates[b].compute;
-      for (const auto& [k, seconds] : compute[static_cast<int>(Position::end)]) {
+      for (const auto& [k, seconds] : compute[0]) {
         least[k] += seconds;
-        terms[k].push_back({result_.rotated[b], seconds});
+        append(terms[k], elsewhere(result_, b, seconds));
       }
-      for (const auto& [k, seconds] : compute[static_cast<int>(Position::rotated)])
-        terms[k].push_back({result_.rotated[b], -seconds});
+      for (const auto& [k, seconds] : compute[1])
+        terms[k].push_back({result_.share[1][b], -seconds});
     }
     for (int32_t k = 0; k < intervals_; ++k)
       row("compute " + model_.intervals[k].name, least[k], kInfinity, time_scale_,
           merged(std::move(terms[k])));
   }
 
-  // One term a column.
-  static Terms merged(Terms terms) {
-    std::sort(terms.begin(), terms.end());
-    Terms result;
-    for (const auto& [column, value] : terms)
-      if (!result.empty() && result.back().first == column)
-        result.back().second += value;
-      else
-        result.push_back({column, value});
-    return result;
+  static void append(Terms& terms, const Terms& more) {
+    terms.insert(terms.end(), more.begin(), more.end());
   }
 
   // Levels of a stock along the step: it starts at nothing; the middle iteration starts at the mean
@@ -251,7 +249,7 @@ class Building {
         const int32_t host = result_.units[u].host[p];
         if (host < 0) continue;
         const double copy = starts.counted[u] ? profile_.copy_seconds : 0;
-        for (const Flow& flow : unit.streaming[p].flows) {
+        for (const Flow& flow : unit.streaming[streaming_of(p)].flows) {
           any = true;
           const double in = flow.in_bytes + flow.in_copies * copy * in_rate_;
           const double out = flow.out_bytes + flow.out_copies * copy * out_rate_;
@@ -324,9 +322,9 @@ class Building {
       if (moved > 0) of_flows = std::max(of_flows, 1 + copies * copy / moved);
     };
     for (size_t u = 0; u < model_.units.size(); ++u)
-      for (int p = 0; p < kPositions; ++p) {
-        if (model_.units[u].pool != pool || result_.units[u].host[p] < 0) continue;
-        for (const Flow& flow : model_.units[u].streaming[p].flows) {
+      for (const Streaming& streaming : model_.units[u].streaming) {
+        if (model_.units[u].pool != pool || result_.units[u].host[0] < 0) continue;
+        for (const Flow& flow : streaming.flows) {
           bytes += weight(flow.interval) * (flow.in_bytes + flow.out_bytes);
           starts += weight(flow.interval) * (flow.in_copies + flow.out_copies) * copy;
           if (aid_.slots == 0) continue;
@@ -390,7 +388,7 @@ class Building {
       for (size_t r = 0; r < model_.rings.size(); ++r) {
         Terms terms;
         for (int p = 0; p < kPositions; ++p)
-          for (const SlotNeed& need : unit.streaming[p].slots)
+          for (const SlotNeed& need : unit.streaming[streaming_of(p)].slots)
             if (need.ring == static_cast<int32_t>(r) && result_.units[u].host[p] >= 0)
               terms.push_back({result_.units[u].host[p], -slots * need.bytes});
         if (terms.empty()) continue;
@@ -415,10 +413,16 @@ class Building {
       made[k].push_back({sums_[k], -1});
       minus_needed.push_back(-model_.exchanges.needed[k]);
     }
+    move_rotated_gathers(
+        model_, result_, [](const BucketUpdate& u) { return u.gather_seconds; }, needed, made);
     add_stock("gathered ahead", time_scale_, all, false, needed, minus_needed);
     const Stock behind =
         add_stock("to be exchanged", time_scale_, all, false, made, model_.exchanges.made);
     result_.lp.columns[behind.level.back()].upper = 0;
+  }
+
+  static Terms updated(const std::vector<int32_t>& columns, int32_t k, double factor) {
+    return columns.empty() || columns[k] < 0 ? Terms{} : Terms{{columns[k], factor}};
   }
 
   void add_lanes() {
@@ -428,6 +432,8 @@ class Building {
         if (const int32_t c = in_[pool][k]; c >= 0) in.push_back({c, 1 / in_rate_});
         if (const int32_t c = out_[pool][k]; c >= 0) out.push_back({c, 1 / out_rate_});
       }
+      append(in, updated(updates_.in, k, 1 / in_rate_));
+      append(out, updated(updates_.out, k, 1 / out_rate_));
       const std::string& name = model_.intervals[k].name;
       if (in.size() > 1) row("h2d " + name, -kInfinity, 0, time_scale_, std::move(in));
       if (out.size() > 1) row("d2h " + name, -kInfinity, 0, time_scale_, std::move(out));
@@ -437,36 +443,12 @@ class Building {
     }
   }
 
-  double exchanged(Traffic kind) const {
-    const Exchanges& bytes = model_.exchanged[static_cast<size_t>(kind)];
-    return std::accumulate(bytes.needed.begin(), bytes.needed.end(), 0.0) +
-           std::accumulate(bytes.made.begin(), bytes.made.end(), 0.0);
-  }
-
-  // Resources of which copies and exchanges, each as fast as it is alone, would ask much more than
-  // there is. Of the others the lanes' rows say nearly as much, and of exchanges alone all of it.
-  std::vector<const SharedResource*> contended() const {
-    constexpr double kMuch = 1.125;
-    std::vector<const SharedResource*> result;
-    for (const SharedResource& r : model_.resources) {
-      const auto asked = [&](Traffic kind, double bytes) {
-        return bytes > 0 ? r.of(kind) * rate_alone(model_.resources, kind) : 0;
-      };
-      const double copies = asked(Traffic::h2d, bytes_in_) + asked(Traffic::d2h, bytes_out_);
-      double exchanges = 0;
-      for (const Traffic kind : {Traffic::intra_node, Traffic::network})
-        exchanges += asked(kind, exchanged(kind));
-      exchanges = std::min(exchanges, r.bytes_per_second);
-      if (copies > 0 && copies + exchanges > kMuch * r.bytes_per_second) result.push_back(&r);
-    }
-    return result;
-  }
-
   // What all pools copy, and exchanges, in bytes alone: they obey the rows of stocks and rings on
   // their own, whenever copies start, and no resource passes more of them in an interval than it
   // can in that time.
   void add_shared() {
-    const std::vector<const SharedResource*> shared = contended();
+    const std::vector<const SharedResource*> shared =
+        contended(model_, bytes_in_ > 0, bytes_out_ > 0);
     if (shared.empty()) return;
     std::array<std::vector<Terms>, kTraffics> moved;  // by interval
     for (std::vector<Terms>& terms : moved) terms.resize(intervals_);
@@ -475,8 +457,13 @@ class Building {
     else
       add_copied(moved);
     for (const Traffic kind : {Traffic::intra_node, Traffic::network})
-      if (exchanged(kind) > 0 && aid_.slots == 0)
+      if (model_.bytes_exchanged(kind) > 0 && aid_.slots == 0)
         add_exchanged(kind, moved[static_cast<size_t>(kind)]);
+    for (int32_t k = 0; k < intervals_; ++k) {
+      append(moved[static_cast<int>(Traffic::h2d)][k], updated(updates_.in, k, 1));
+      append(moved[static_cast<int>(Traffic::d2h)][k], updated(updates_.out, k, 1));
+      append(moved[static_cast<int>(Traffic::cpu_update)][k], updated(updates_.cpu, k, 1));
+    }
     for (const SharedResource* r : shared)
       for (int32_t k = 0; k < intervals_; ++k) {
         Terms terms = {{result_.seconds[k], -aid_.usable_link}};
@@ -506,8 +493,9 @@ class Building {
       }
       if (!gathers_.empty())
         for (const Traffic kind : {Traffic::intra_node, Traffic::network})
-          moved[static_cast<size_t>(kind)][k] = {{gathers_[k], exchanged(kind) / seconds},
-                                                 {sums_[k], exchanged(kind) / seconds}};
+          moved[static_cast<size_t>(kind)][k] = {
+              {gathers_[k], model_.bytes_exchanged(kind) / seconds},
+              {sums_[k], model_.bytes_exchanged(kind) / seconds}};
     }
   }
 
@@ -539,7 +527,7 @@ class Building {
 
   void add_exchanged(Traffic kind, std::vector<Terms>& moved) {
     const Exchanges& bytes = model_.exchanged[static_cast<size_t>(kind)];
-    const double all = exchanged(kind);
+    const double all = model_.bytes_exchanged(kind);
     const std::string name = kind == Traffic::network ? "network bytes" : "node bytes";
     std::vector<Terms> needed(intervals_), made(intervals_);
     std::vector<double> minus_needed;
@@ -550,6 +538,10 @@ class Building {
       made[k].push_back({summed, -1});
       minus_needed.push_back(-bytes.needed[k]);
     }
+    move_rotated_gathers(
+        model_, result_,
+        [&](const BucketUpdate& u) { return u.gather_bytes[static_cast<size_t>(kind)]; }, needed,
+        made);
     add_stock(name + " gathered ahead", byte_scale_, all, false, needed, minus_needed);
     const Stock behind =
         add_stock(name + " to be exchanged", byte_scale_, all, false, made, bytes.made);
@@ -557,12 +549,13 @@ class Building {
   }
 
   void add_memory() {
-    Terms device, host;
+    Terms device, host = held_on_host(model_, result_);
     for (size_t u = 0; u < model_.units.size(); ++u)
       for (int p = 0; p < kPositions; ++p) {
         const UnitColumns& c = result_.units[u];
         if (c.device[p] >= 0) device.push_back({c.device[p], model_.units[u].bytes});
-        if (c.host[p] >= 0) host.push_back({c.host[p], model_.units[u].home_bytes[p]});
+        if (c.host[p] >= 0)
+          host.push_back({c.host[p], model_.units[u].home_bytes[streaming_of(p)]});
       }
     for (const int32_t ring : result_.rings)
       if (ring >= 0) device.push_back({ring, 1});
@@ -570,7 +563,7 @@ class Building {
         static_cast<double>(budgets_.device) - model_.fixed_device_bytes, byte_scale_,
         std::move(device));
     row("host memory", -kInfinity, static_cast<double>(budgets_.host) - model_.fixed_host_bytes,
-        byte_scale_, std::move(host));
+        byte_scale_, merged(std::move(host)));
   }
 
   const StepModel& model_;
@@ -587,6 +580,7 @@ class Building {
   std::vector<Terms> bytes_needed_, bytes_made_;  // of all pools, without start-up
   double bytes_in_ = 0, bytes_out_ = 0;           // likewise
   double all_in_ = 0, all_out_ = 0;               // with start-up
+  HostUpdates updates_;
   BoundLp result_;
 };
 

@@ -2,8 +2,8 @@
 // can beat.
 //
 // Variables: seconds of every interval; fractions of every bucket's units on the device, streamed,
-// recomputed, with the update at the end or rotated; bytes that each pool moves each way in each
-// interval; bytes of each ring. Rows:
+// recomputed, with each position of the update (bound_updates.h); bytes that each pool moves each
+// way in each interval; bytes of each ring. Rows:
 // - an interval takes at least its compute, repeated nodes included;
 // - what a lane moves in an interval takes no longer than the interval does, at the rate that it
 //   has while no other lane moves anything;
@@ -34,8 +34,8 @@
 namespace spillway {
 
 struct UnitColumns {
-  // By position; activations: [0] alone.
-  std::array<int32_t, kPositions> device = {-1, -1}, host = {-1, -1};
+  // By position; activations: [0] alone; state: not of updates on the host, where it then is.
+  std::array<int32_t, kPositions> device = {-1, -1, -1, -1}, host = {-1, -1, -1, -1};
   int32_t recompute = -1;
 };
 
@@ -43,8 +43,9 @@ struct BoundLp {
   Lp lp;
   std::vector<UnitColumns> units;  // as StepModel::units
   std::vector<int32_t> rings;      // as StepModel::rings; -1: nothing can pass
-  std::vector<int32_t> rotated;    // by bucket
-  std::vector<int32_t> seconds;    // by interval
+  // Parts of the layers, by position but for the end, and bucket; -1: none can be there.
+  std::array<std::vector<int32_t>, kPositions> share;
+  std::vector<int32_t> seconds;  // by interval
 };
 
 // What makes the program one to round instead of a bound.
@@ -52,6 +53,7 @@ struct RoundingAid {
   int32_t slots = 0;         // of every ring, no more and no fewer; 0: what the program likes
   double usable_link = 1;    // part of the links' time that may be filled
   double cost_of_bytes = 0;  // seconds that moving a byte costs besides: nothing moves in vain
+  bool host_updates = true;  // false: of pinned layers alone
 
   // Micro-batches of a group pass through a layer one after the other, each in a slot of its own,
   // while the copies of the next layer's parameters and states take their time: as many slots as

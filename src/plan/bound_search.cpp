@@ -23,7 +23,21 @@ constexpr double kCloseEnough = 1.002;
 struct GroupBound {
   StepModel model;
   double bound = 0;
+  bool on_host = false;  // updates are, in the program's solution, that no pin asks for
 };
+
+constexpr double kSomeOnHost = 0.02;  // of all layers
+
+bool updates_on_host(const StepModel& model, const BoundLp& program,
+                     const std::vector<double>& columns) {
+  double parts = 0;
+  for (const UpdatePosition p : {UpdatePosition::host, UpdatePosition::host_rotated})
+    for (int32_t b = 0; b < model.buckets; ++b) {
+      if (const int32_t c = program.share[index_of(p)][b]; c >= 0) parts += columns[c];
+      parts -= model.updates[b].pinned[index_of(p)];
+    }
+  return parts > kSomeOnHost * model.buckets;
+}
 
 // Certificates list what has a multiplier, in the order of rows. Signs that only the solver's
 // tolerance explains are left out, as dual_bound does.
@@ -38,10 +52,15 @@ std::vector<std::pair<std::string, double>> named(const Lp& lp, const std::vecto
 class BoundSearch {
  public:
   BoundSearch(const PlanInput& input, PlanReport& report, int layouts,
-              const std::function<void(Plan)>& offer)
-      : input_(input), report_(report), offer_(offer), affordable_(layouts) {}
+              const std::function<void(Plan)>& offer,
+              const std::function<void(Plan)>& offer_on_host)
+      : input_(input),
+        report_(report),
+        offer_(offer),
+        offer_on_host_(offer_on_host),
+        affordable_(layouts) {}
 
-  void run() {
+  bool run() {
     for (const int32_t group : group_choices(input_.train->spec()))
       groups_.push_back({step_model(input_, group, kBlocks), 0});
     // The optimum is no slower than what has been found; where nothing has, than anything sensible.
@@ -65,6 +84,15 @@ class BoundSearch {
     }
     const double best = groups_.front().bound;
     report_.bound_seconds = std::isinf(best) ? 0 : best;
+    host_updates_ = true;
+    bool any = false;
+    for (size_t g = 0; g < std::min(kGroups, groups_.size()); ++g) {
+      if (!groups_[g].on_host || close_enough(groups_[g], Streams::all)) continue;
+      any = true;
+      layouts_ = affordable_ / 4 + 2;
+      explore(groups_[g], Streams::all);
+    }
+    return any;
   }
 
  private:
@@ -84,6 +112,7 @@ class BoundSearch {
                   : solution.duals.empty() ? 0  // nothing is proven
                                            : std::numeric_limits<double>::infinity();
     certificate.bound_seconds = group.bound;
+    if (solution.feasible) group.on_host = updates_on_host(group.model, program, solution.columns);
     if (!solution.duals.empty()) certificate.multipliers = named(program.lp, solution.duals);
     report_.certificates.push_back(std::move(certificate));
   }
@@ -146,6 +175,7 @@ class BoundSearch {
       size_t room = 0;  // the first of `ways` that has some
       for (RoundingAid aid : kAids) {
         if (close_enough(group, streams) || layouts_ <= 0) return;
+        aid.host_updates = host_updates_;
         aid.cost_of_bytes /= rate_alone(group.model.resources, Traffic::h2d);
         bool found = false;
         for (; !found && room < ways.size(); room += !found)
@@ -191,7 +221,7 @@ class BoundSearch {
         Plan plan = lay_out(input_, candidate.placement, candidate.schedule);
         synchronise_and_time(input_, plan);
         tried_.push_back(std::move(candidate));
-        offer_(std::move(plan));
+        (host_updates_ ? offer_on_host_ : offer_)(std::move(plan));
         return true;
       }
       budgets.device -= correction(device, whole.device, attempt);
@@ -208,7 +238,8 @@ class BoundSearch {
 
   const PlanInput& input_;
   PlanReport& report_;
-  const std::function<void(Plan)>& offer_;
+  const std::function<void(Plan)>&offer_, &offer_on_host_;
+  bool host_updates_ = false;  // that no pin asks for
   int affordable_ = 0;
   std::vector<GroupBound> groups_;
   double horizon_ = 0;
@@ -218,9 +249,10 @@ class BoundSearch {
 
 }  // namespace
 
-void search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
-                     const std::function<void(Plan)>& offer) {
-  BoundSearch(input, report, layouts, offer).run();
+bool search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
+                     const std::function<void(Plan)>& offer,
+                     const std::function<void(Plan)>& offer_on_host) {
+  return BoundSearch(input, report, layouts, offer, offer_on_host).run();
 }
 
 }  // namespace spillway

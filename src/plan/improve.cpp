@@ -19,21 +19,23 @@ struct Move {
 
 class Improvement {
  public:
-  Improvement(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations)
+  Improvement(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations,
+              bool host_updates)
       : space_(space),
         input_(*space.input),
         best_(std::move(start)),
         budgets_(budgets),
-        left_(evaluations) {}
+        left_(evaluations),
+        host_updates_(host_updates) {}
 
   Plan run() {
     bool improved = true;
     while (improved && left_ > 0) {
       improved = false;
       for (const auto moves :
-           {&Improvement::order_moves, &Improvement::fill_moves, &Improvement::ring_moves,
-            &Improvement::share_moves, &Improvement::update_moves, &Improvement::unit_moves,
-            &Improvement::swap_moves}) {
+           {&Improvement::host_moves, &Improvement::order_moves, &Improvement::fill_moves,
+            &Improvement::ring_moves, &Improvement::share_moves, &Improvement::update_moves,
+            &Improvement::unit_moves, &Improvement::swap_moves}) {
         for (const Move& move : (this->*moves)()) {
           if (left_ <= 0) break;
           improved |= take(move);
@@ -104,6 +106,31 @@ class Improvement {
     }
     moves.push_back(all);
     moves.push_back(none);
+    return moves;
+  }
+
+  // Between the device and the host: all layers' updates, and a share of those that are not there.
+  std::vector<Move> host_moves() const {
+    std::vector<Move> moves;
+    if (!host_updates_) return moves;
+    const auto add = [&](UpdatePosition to, int32_t part, bool (*moved)(UpdatePosition)) {
+      Move move;
+      for (int32_t layer = 0, k = 0; layer <= layers() + 1; ++layer)
+        if (moved(best_.schedule.position(layer)) && k++ % part == 0)
+          move.updates.push_back({layer, to});
+      if (!move.updates.empty()) moves.push_back(std::move(move));
+    };
+    const auto any = [](UpdatePosition) { return true; };
+    const auto there = [](UpdatePosition p) { return ScheduleChoice::on_host(p); };
+    const auto not_there = [](UpdatePosition p) { return !ScheduleChoice::on_host(p); };
+    for (const UpdatePosition to : {UpdatePosition::host_rotated, UpdatePosition::host})
+      add(to, 1, any);
+    for (const int32_t part : {2, 4}) {
+      for (const UpdatePosition to : {UpdatePosition::host_rotated, UpdatePosition::host})
+        add(to, part, not_there);
+      for (const UpdatePosition to : {UpdatePosition::rotated, UpdatePosition::end})
+        add(to, part, there);
+    }
     return moves;
   }
 
@@ -202,12 +229,14 @@ class Improvement {
   Plan best_;
   Budgets budgets_;
   int left_ = 0;
+  bool host_updates_ = false;
 };
 
 }  // namespace
 
-Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations) {
-  return Improvement(space, std::move(start), budgets, evaluations).run();
+Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations,
+              bool host_updates) {
+  return Improvement(space, std::move(start), budgets, evaluations, host_updates).run();
 }
 
 }  // namespace spillway

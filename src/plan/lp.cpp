@@ -122,6 +122,17 @@ LpSolution LpSolver::solve() {
   return solution;
 }
 
+LpTerms merged(LpTerms terms) {
+  std::sort(terms.begin(), terms.end());
+  LpTerms result;
+  for (const auto& [column, value] : terms)
+    if (!result.empty() && result.back().first == column)
+      result.back().second += value;
+    else
+      result.push_back({column, value});
+  return result;
+}
+
 double dual_bound(const Lp& lp, const std::vector<double>& duals) {
   std::vector<double> reduced;
   for (const LpColumn& c : lp.columns) reduced.push_back(c.cost);

@@ -15,11 +15,14 @@ struct LpColumn {
   double scale = 1;
 };
 
+using LpTerms = std::vector<std::pair<int32_t, double>>;  // column, coefficient
+LpTerms merged(LpTerms terms);                            // one term a column
+
 struct LpRow {
   std::string name;
   double lower = 0, upper = 0;  // ±infinity: none
   double scale = 1;
-  std::vector<std::pair<int32_t, double>> terms;  // column, coefficient
+  LpTerms terms = {};
 };
 
 struct Lp {

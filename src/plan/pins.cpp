@@ -54,10 +54,26 @@ ScheduleChoice schedule_of_pins(const PlanInput& input, ScheduleChoice choice) {
     choice.update.resize(static_cast<size_t>(layers) + 2, UpdatePosition::end);
     choice.update[static_cast<size_t>(layer)] = update.position;
   }
+  if (choice.updates_on_host()) {  // its states are there: not where they are pinned to the device
+    const Placement pins = placement_of_pins(input);
+    for (int32_t layer = 0; layer < static_cast<int32_t>(choice.update.size()); ++layer)
+      for (const char* name : {"moments", "master"})
+        if (const auto pin = pins.where.find({name, layer});
+            pin != pins.where.end() && pin->second != Where::host && choice.updates_on_host(layer))
+          choice.update[static_cast<size_t>(layer)] =
+              choice.rotates(layer) ? UpdatePosition::rotated : UpdatePosition::end;
+  }
   if (std::all_of(choice.update.begin(), choice.update.end(),
                   [](UpdatePosition p) { return p == UpdatePosition::end; }))
     choice.update.clear();
   return choice;
+}
+
+std::map<int32_t, UpdatePosition> updates_of_pins(const PlanInput& input) {
+  std::map<int32_t, UpdatePosition> result;
+  for (const auto& [layer, update] : pinned_updates(input, input.train->get({}).graph.layers))
+    result[layer] = update.position;
+  return result;
 }
 
 Placement placement_of_pins(const PlanInput& input) {

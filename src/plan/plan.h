@@ -72,8 +72,8 @@ struct PlanReport {
   // The fastest plan found that keeps nothing on the host and fits the device; 0: none.
   int64_t no_offload_device_bytes = 0;
   double no_offload_step_seconds = 0;
-  // No plan of any group size, positions of updates on the device, placement and ring depths is
-  // faster than this, in the model; 0 where nothing fits, or an update is pinned to the host.
+  // No plan of any group size, positions of updates, placement and ring depths is faster than this,
+  // in the model; 0 where nothing fits.
   double bound_seconds = 0;
   std::vector<Certificate> certificates;  // one a group size
 };
@@ -126,5 +126,6 @@ LoadedPlan placement_from_json(const std::string& text, const std::string& origi
 Placement placement_of_pins(const PlanInput& input);
 // `choice` with the positions of updates that the pins name, likewise.
 ScheduleChoice schedule_of_pins(const PlanInput& input, ScheduleChoice choice);
+std::map<int32_t, UpdatePosition> updates_of_pins(const PlanInput& input);  // by layer
 
 }  // namespace spillway

@@ -90,15 +90,23 @@ PlanReport plan_of_stage(const PlanInput& input) {
   };
   consider_plan(least);
   if (!report.fits) report.plan = std::move(least);
-  search_by_bound(input, report, evaluations(space, kFew), consider_plan);
-  if (space.choice.updates_on_host()) {  // the linear program knows updates on the device alone
-    report.bound_seconds = 0;
-    report.certificates.clear();
-  }
+  std::optional<Plan> on_host;
+  const bool host_updates =
+      search_by_bound(input, report, evaluations(space, kFew), consider_plan, [&](Plan plan) {
+        if (fits(plan, input.budgets) && (!on_host || rank(plan) < rank(*on_host)))
+          on_host = std::move(plan);
+      });
   if (report.fits && report.plan.step_seconds > report.bound_seconds * kWorthImproving) {
     const SearchSpace around = search_space(input, report.plan.schedule);
     report.plan = improved(around, std::move(report.plan), input.budgets, evaluations(around, 0));
     note_no_offload(report.plan, report);
+  }
+  // Apart from the search without them, so that a plan is never slower for updates on the host.
+  if (on_host) consider_plan(std::move(*on_host));
+  if (report.fits && host_updates) {
+    const SearchSpace around = search_space(input, report.plan.schedule);
+    consider_plan(
+        improved(around, report.plan, input.budgets, evaluations(around, kFew) / 2, true));
   }
   // In the order of the work that was found best, nothing may have to move at all.
   if (report.fits) {

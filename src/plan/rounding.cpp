@@ -8,6 +8,8 @@
 namespace spillway {
 namespace {
 
+constexpr double kNothing = 1e-6;  // part of the layers
+
 // What is owed to each choice so far; the one that is owed most comes next.
 template <size_t N>
 class Debt {
@@ -24,7 +26,6 @@ class Debt {
   }
 
  private:
-  static constexpr double kNothing = 1e-6;
   std::array<double, N> owed_ = {};
 };
 
@@ -40,18 +41,30 @@ Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<d
     if (std::find(names.begin(), names.end(), unit.name) == names.end()) names.push_back(unit.name);
   const int32_t blocks = model.buckets - 2;
 
-  // Layers of each bucket, and which of them rotate.
+  // Layers of each bucket, and where they update.
   std::map<int32_t, int32_t> bucket_of;  // by layer
   for (const BucketUnit& unit : model.units)
     for (const PlaceKey& key : unit.keys) bucket_of[key.second] = unit.bucket;
-  Debt<2> rotation(0.5);
+  // The device's positions and the host's are two decisions, so that one does not disturb the
+  // other.
+  Debt<2> rotation(0.5), host(0.25);
   for (const auto& [layer, bucket] : bucket_of) {
-    const double rotated = value(lp.rotated[bucket]);
+    const double rotated = value(lp.share[index_of(UpdatePosition::rotated)][bucket]);
+    const double on_host = value(lp.share[index_of(UpdatePosition::host)][bucket]);
+    const double both = value(lp.share[index_of(UpdatePosition::host_rotated)][bucket]);
     const bool interior = bucket >= 1 && bucket <= blocks;
-    const bool rotates = interior ? rotation.next({1 - rotated, rotated}) == 1 : rotated >= 0.5;
-    if (!rotates) continue;
+    const auto chosen = [&](Debt<2>& debt, double part) {
+      return interior ? debt.next({1 - part, part}) == 1 : part >= 0.5;
+    };
+    const double there = on_host + both;
+    const bool moves = there > 0 && chosen(host, there);
+    const double rest = moves ? both / there : there < 1 ? rotated / (1 - there) : 0;
+    const bool rotates = chosen(rotation, std::clamp(rest, 0.0, 1.0));
+    if (!rotates && !moves) continue;
     result.schedule.update.resize(bucket_of.rbegin()->first + 1, UpdatePosition::end);
-    result.schedule.update[layer] = UpdatePosition::rotated;
+    result.schedule.update[layer] = !moves    ? UpdatePosition::rotated
+                                    : rotates ? UpdatePosition::host_rotated
+                                              : UpdatePosition::host;
   }
 
   for (size_t n = 0; n < names.size(); ++n) {
@@ -62,11 +75,20 @@ Candidate rounded(const StepModel& model, const BoundLp& lp, const std::vector<d
       if (unit.name != names[n]) continue;
       pool = unit.pool;
       const UnitColumns& c = lp.units[u];
-      const std::array<double, 3> fractions = {value(c.device[0]) + value(c.device[1]),
-                                               value(c.recompute),
-                                               value(c.host[0]) + value(c.host[1])};
+      std::array<double, 3> fractions = {0, value(c.recompute), 0};
+      for (int p = 0; p < kPositions; ++p) {
+        fractions[0] += value(c.device[p]);
+        fractions[2] += value(c.host[p]);
+      }
+      if (pool == Pool::state)  // of what is not updated on the host
+        if (const double left = fractions[0] + fractions[2]; left > kNothing && left < 1 - kNothing)
+          fractions = {fractions[0] / left, 0, fractions[2] / left};
       constexpr Where kChoices[] = {Where::device, Where::recompute, Where::host};
       for (const PlaceKey& key : unit.keys) {
+        if (pool == Pool::state && result.schedule.updates_on_host(key.second)) {
+          result.placement.where[key] = Where::host;
+          continue;
+        }
         const bool interior = unit.bucket >= 1 && unit.bucket <= blocks;
         const size_t choice =
             interior ? debt.next(fractions)

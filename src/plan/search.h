@@ -63,13 +63,17 @@ Peaks peaks_of(const PlanInput& input, const Candidate& candidate);
 Candidate least_device_memory(const SearchSpace& space);
 
 // The best plan that single moves reach from `start` (which fits), by at most that many
-// evaluations: places of units, pairs of them, depths of rings, positions of updates.
-Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations);
+// evaluations: places of units, pairs of them, depths of rings, positions of updates; with
+// `host_updates` also those on the host.
+Plan improved(const SearchSpace& space, Plan start, const Budgets& budgets, int evaluations,
+              bool host_updates = false);
 
 // Solves the linear program of every group size for the report's bound and certificates, and offers
 // the plans that its solutions round to, after about `layouts` trials. `report.plan` must be the
-// best plan offered so far.
-void search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
-                     const std::function<void(Plan)>& offer);
+// best plan offered so far. Returns whether one of the programs would have updates on the host that
+// no pin asks for: then what it rounds to is offered to `offer_on_host`, after all others.
+bool search_by_bound(const PlanInput& input, PlanReport& report, int layouts,
+                     const std::function<void(Plan)>& offer,
+                     const std::function<void(Plan)>& offer_on_host);
 
 }  // namespace spillway

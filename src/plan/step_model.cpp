@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -38,12 +39,13 @@ class Modelling {
     iterations_ = train.spec.micro_batches / train.choice.group;
     add_intervals();
     add_units(train);
-    for (int p = 0; p < kPositions; ++p) {
+    for (const UpdatePosition position : {UpdatePosition::end, UpdatePosition::rotated}) {
       ScheduleChoice choice = model_.choice;
-      if (p == static_cast<int>(Position::rotated))
-        choice.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
-      walk(input_.train->get(choice), p);
+      if (position == UpdatePosition::rotated)
+        choice.update.assign(static_cast<size_t>(layers_) + 2, position);
+      walk(input_.train->get(choice), index_of(position));
     }
+    add_host_updates(train);
     add_repeated(train);
     add_fixed();
     return std::move(model_);
@@ -181,7 +183,8 @@ class Modelling {
   void walk_stage(const Schedule& train, const StagePlan& plan, const Rings& rings, int position,
                   int v, double weight, bool update) {
     const Graph& g = train.graph;
-    const bool end = position == static_cast<int>(Position::end);
+    const bool end = position == index_of(UpdatePosition::end);
+    const bool last = v == (iterations_ > 1 ? 2 : 0);
     std::vector<int32_t> at(plan.items.size());
     std::vector<std::map<int32_t, double>> updates(model_.buckets);
     int32_t current = update ? model_.update_begin : interval(v, StepPhase::forward, 0);
@@ -193,6 +196,7 @@ class Modelling {
       if (node.kind == NodeKind::op && (update || pass))
         current = interval(v, update ? StepPhase::update : item.phase, bucket);
       at[p] = current;
+      if (end && node.kind == NodeKind::op && pass) note_limits(node, g, v == 0, last, current);
       if (node.kind == NodeKind::op) {
         const double seconds = weight * seconds_of(node, g);
         if (node.pass == Pass::update && node.unit != kNone)
@@ -210,13 +214,86 @@ class Modelling {
         add(model_.exchanges, exchange_seconds(bytes, input_.profile, model_.resources));
         for (const Traffic kind : {Traffic::intra_node, Traffic::network})
           add(model_.exchanged[static_cast<size_t>(kind)], bytes.of(kind));
+        if (!update || node.unit == kNone) continue;
+        BucketUpdate& of = model_.updates[bucket];
+        of.gather_seconds += exchange_seconds(bytes, input_.profile, model_.resources);
+        for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+          of.gather_bytes[static_cast<size_t>(kind)] += bytes.of(kind);
       }
     }
     for (int32_t b = 0; b < model_.buckets; ++b)
       for (const auto& [k, seconds] : updates[b])
         model_.updates[b].compute[position].push_back({k, seconds});
-    for (const Use& use : plan.uses)
-      add_use(g, use, rings.all[use.ring].name, at, position, weight);
+    for (const Use& use : plan.uses) {
+      const std::string& ring = rings.all[use.ring].name;
+      add_use(g, use, ring, at, position, weight);
+      if (end && !update) add_use(g, use, ring, at, index_of(UpdatePosition::host), weight);
+    }
+  }
+
+  // Where a pass first reads what an update makes, and completes what it reads.
+  void note_limits(const Node& node, const Graph& g, bool first, bool last, int32_t current) {
+    if (first && node.pass == Pass::forward)
+      for (const Operand& o : node.in)
+        if (const Tensor& t = g.tensors[o.tensor];
+            t.role == Role::param || t.role == Role::gathered)
+          read_.try_emplace(t.layer, current);
+    if (last && node.pass == Pass::backward)
+      for (const Operand& o : node.out)
+        if (const Tensor& t = g.tensors[o.tensor];
+            t.role == Role::grad || t.role == Role::partial_grad)
+          complete_[t.layer] = current;
+  }
+
+  // What updates ask of the host, wherever their gradients and parameters are.
+  void add_host_updates(const Schedule& train) {
+    const Graph& g = train.graph;
+    const auto bytes = [&](const Operand& o) {
+      const Tensor& t = g.tensors[o.tensor];
+      return static_cast<double>((o.count < 0 ? t.dims.count() : o.count) * size_of(t.dtype));
+    };
+    for (const Stage& stage : train.stages) {
+      if (stage.name != "update") continue;
+      for (const Visit& visit : stage.visits) {
+        const Node& node = g.nodes[visit.node];
+        if (node.kind != NodeKind::op || node.unit == kNone) continue;
+        BucketUpdate& update = model_.updates[bucket_of(node.layer)];
+        std::vector<TensorType> in;
+        for (const Operand& o : node.in) {
+          const Tensor& t = g.tensors[o.tensor];
+          in.push_back({t.dtype, o.count < 0 ? t.dims : Dims(o.count)});
+        }
+        update.cpu_bytes += op_def(node.op).cost(node.attrs, in).bytes;
+        if (g.tensors[node.in[0].tensor].role == Role::grad)
+          update.gradient_bytes += bytes(node.in[0]);
+        for (const Operand& o : node.out)
+          if (g.tensors[o.tensor].role == Role::param) update.parameter_bytes += bytes(o);
+      }
+    }
+    const std::map<int32_t, UpdatePosition> pins = updates_of_pins(input_);
+    std::vector<double> layers(model_.updates.size());
+    for (int32_t layer = 0; layer <= layers_ + 1; ++layer) {
+      BucketUpdate& update = model_.updates[bucket_of(layer)];
+      layers[bucket_of(layer)] += 1;
+      if (const auto pin = pins.find(layer); pin != pins.end())
+        update.pinned[index_of(pin->second)] += 1;
+      if (const auto read = read_.find(layer); read != read_.end())
+        update.needed = std::max(update.needed, read->second);
+      if (const auto complete = complete_.find(layer); complete != complete_.end())
+        update.complete =
+            update.complete < 0 ? complete->second : std::min(update.complete, complete->second);
+    }
+    for (size_t b = 0; b < layers.size(); ++b) {
+      BucketUpdate& update = model_.updates[b];
+      for (double& pinned : update.pinned) pinned /= layers[b];
+      update.on_host = input_.offload == Mode::automatic
+                           ? 1
+                           : update.pinned[index_of(UpdatePosition::host)] +
+                                 update.pinned[index_of(UpdatePosition::host_rotated)];
+    }
+    for (BucketUnit& unit : model_.units)
+      unit.home_bytes[streaming_of(index_of(UpdatePosition::host))] =
+          unit.home_bytes[index_of(UpdatePosition::end)];
   }
 
   void add_use(const Graph& g, const Use& use, const std::string& ring_name,
@@ -226,6 +303,7 @@ class Modelling {
     if (found == unit_of_.end()) return;  // homeless
     BucketUnit& unit = model_.units[found->second];
     if (unit.pool == Pool::activations && position != 0) return;
+    if (unit.pool == Pool::state && position == index_of(UpdatePosition::host)) return;
     Streaming& streaming = unit.streaming[position];
     SlotNeed& slot = slot_in(streaming, ring_index(ring_name, unit.pool));
     slot.bytes = std::max(slot.bytes, static_cast<double>(use.slot_bytes));
@@ -354,6 +432,7 @@ class Modelling {
   StepModel model_;
   std::map<PlaceKey, int32_t> unit_of_;
   Placement all_host_;
+  std::map<int32_t, int32_t> read_, complete_;  // intervals, by layer
 };
 
 }  // namespace
@@ -367,6 +446,29 @@ int32_t most_apart(const SlotCopies& copies) {
     ++count;
   }
   return count;
+}
+
+double StepModel::bytes_exchanged(Traffic kind) const {
+  const Exchanges& bytes = exchanged[static_cast<size_t>(kind)];
+  return std::accumulate(bytes.needed.begin(), bytes.needed.end(), 0.0) +
+         std::accumulate(bytes.made.begin(), bytes.made.end(), 0.0);
+}
+
+std::vector<const SharedResource*> contended(const StepModel& model, bool in, bool out) {
+  constexpr double kMuch = 1.125;
+  std::vector<const SharedResource*> result;
+  for (const SharedResource& r : model.resources) {
+    const auto asked = [&](Traffic kind, bool any) {
+      return any ? r.of(kind) * rate_alone(model.resources, kind) : 0;
+    };
+    const double copies = asked(Traffic::h2d, in) + asked(Traffic::d2h, out);
+    double exchanges = 0;
+    for (const Traffic kind : {Traffic::intra_node, Traffic::network})
+      exchanges += asked(kind, model.bytes_exchanged(kind) > 0);
+    exchanges = std::min(exchanges, r.bytes_per_second);
+    if (copies > 0 && copies + exchanges > kMuch * r.bytes_per_second) result.push_back(&r);
+  }
+  return result;
 }
 
 StepModel step_model(const PlanInput& input, int32_t group, int32_t blocks) {

@@ -6,6 +6,7 @@
 // and seconds of the middle one are averages over its `weight` iterations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <set>
@@ -21,9 +22,14 @@ namespace spillway {
 enum class Pool : uint8_t { activations, parameters, gradients, state };
 constexpr int kPools = 4;
 
-// Where a layer's update stands, as the linear program chooses it.
-enum class Position : uint8_t { end, rotated };
-constexpr int kPositions = 2;
+// Where a layer's update stands, as the linear program chooses it: as UpdatePosition.
+constexpr int kPositions = 4;
+constexpr int index_of(UpdatePosition p) { return static_cast<int>(p); }
+// Updates on the host leave the passes alone, whenever they run: both positions stream alike.
+constexpr int kStreamings = 3;
+constexpr int streaming_of(int position) {
+  return std::min(position, index_of(UpdatePosition::host));
+}
 
 struct Interval {
   std::string name;    // "first forward 3"
@@ -63,10 +69,10 @@ struct BucketUnit {
   std::vector<PlaceKey> keys;  // by layer
   double bytes = 0;            // of all layers
   // … on the host if streamed: less what leaves its slot for good before anything else needs it.
-  std::array<double, kPositions> home_bytes = {};
+  std::array<double, kStreamings> home_bytes = {};
   bool can_stream = false, can_recompute = false;
-  std::array<double, 3> pinned = {};            // fraction of the layers, by Where
-  std::array<Streaming, kPositions> streaming;  // activations: [0] alone
+  std::array<double, 3> pinned = {};             // fraction of the layers, by Where
+  std::array<Streaming, kStreamings> streaming;  // activations: [0] alone; state: not on the host
 };
 
 // A forward node of every layer of a bucket that the backward pass may repeat.
@@ -78,8 +84,19 @@ struct RepeatedNode {
 };
 
 struct BucketUpdate {
-  // Seconds of compute by interval.
-  std::array<std::vector<std::pair<int32_t, double>>, kPositions> compute;
+  // Seconds of compute by interval, at the end of the step and rotated.
+  std::array<std::vector<std::pair<int32_t, double>>, 2> compute;
+  // On the host: bytes that its processors move, of gradients that go there, of parameters that
+  // come back.
+  double cpu_bytes = 0, gradient_bytes = 0, parameter_bytes = 0;
+  // The interval that completes the first layer's gradients; the one that needs the last layer's
+  // parameters in the next step.
+  int32_t complete = -1, needed = -1;
+  std::array<double, kPositions> pinned = {};  // fraction of the layers
+  double on_host = 0;                          // … that may be updated there
+  // Parameters that ranks gather after it: seconds and bytes, which Exchanges::made includes.
+  double gather_seconds = 0;
+  std::array<double, kTraffics> gather_bytes = {};
 };
 
 // Exchanges, in seconds of the communication lane or in bytes of one kind of traffic. `needed` must
@@ -108,7 +125,14 @@ struct StepModel {
   std::array<Exchanges, kTraffics> exchanged;  // bytes
   std::vector<RingModel> rings;
   double fixed_device_bytes = 0, fixed_host_bytes = 0;  // of any placement
+
+  double bytes_exchanged(Traffic kind) const;  // a step
 };
+
+// Resources of which exchanges and copies each way, if there are any, each as fast as it is alone,
+// would ask much more than there is. Of the others the lanes' rows say nearly as much, and of
+// exchanges alone all of it.
+std::vector<const SharedResource*> contended(const StepModel& model, bool in, bool out);
 
 // `blocks`: at most this many buckets of block layers.
 StepModel step_model(const PlanInput& input, int32_t group, int32_t blocks);

@@ -111,8 +111,6 @@ class PlanText {
     if (report_.bound_seconds > 0)
       line("  no plan can be faster than {:.2f} ms: at most {:.2f} % are left",
            1e3 * report_.bound_seconds, 100 * (step / report_.bound_seconds - 1));
-    if (plan_.schedule.updates_on_host())
-      line("  no bound                   it would be of updates on the device alone");
   }
 
   void changes() {

@@ -14,6 +14,7 @@ CertificateInput certificate_input(const PlanInput& input, const std::vector<int
   result.offload = input.offload;
   result.recompute = input.recompute;
   result.pins = placement_of_pins(input).where;
+  result.updates = updates_of_pins(input);
   result.rules = input.rules;
   result.staging_bytes = input.staging_bytes;
   result.bf16 = input.bf16;

@@ -4,12 +4,17 @@
 // prove. No solver is needed, and none is linked.
 //
 // Minimise Σ times · seconds of the intervals of a step (step_work.h). Rows, by name:
-// - "place", "pin": every unit is kept, streamed or recomputed, its update at the end or rotated;
+// - "place", "pin": every unit is kept, streamed or recomputed, its update at the end or rotated,
+// on
+//   the device or the host;
 // - "repeat": what is recomputed is repeated, with what that needs;
 // - "compute": an interval takes at least its compute;
 // - "… fetched ahead", "… to be written back", "… return", "… leave": what is needed in an interval
 //   has been fetched by its end, what is made leaves afterwards, and by the end of the step;
 // - "… in rings", "slot of …": bytes on their way stand in rings;
+// - "gradients for …", "CPU work of …", "parameters of …": updates on the host take gradients there
+//   once they are complete, and bring parameters back before the step's end, or before they are
+//   read in the next step; "CPU": its processors move no more in an interval than they can;
 // - "h2d", "d2h", "communication": no lane moves more in an interval than the time that it takes;
 // - "shared …": nor do all lanes together through what they share. "bytes …", "node bytes …" and
 //   "network bytes …" say of bytes without start-up time, which take nothing of what is shared,
@@ -41,6 +46,7 @@ struct CertificateInput {
   int ranks_on_node = 1;
   Mode offload = Mode::automatic, recompute = Mode::automatic;
   std::map<PlaceKey, Where> pins;
+  std::map<int32_t, UpdatePosition> updates;  // that are pinned, by layer
   WorkspaceRules rules;
   int64_t staging_bytes = 0;  // host bytes for checkpoints
   bool bf16 = false;

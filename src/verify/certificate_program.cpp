@@ -1,41 +1,28 @@
 // The rows and columns of one group size's linear program.
 #include <algorithm>
 #include <numeric>
+#include <set>
 
+#include "verify/certificate_sum.h"
 #include "verify/step_work.h"
 
 namespace spillway {
 namespace {
 
 using verify_detail::Choice;
+using verify_detail::kNoColumn;
 using verify_detail::kPools;
-using verify_detail::kPositions;
 using verify_detail::Moved;
 using verify_detail::StepWork;
 using verify_detail::StreamPool;
-using verify_detail::UpdateTime;
+using verify_detail::Sum;
+using verify_detail::Update;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kPoolNames[] = {"activations", "parameters", "gradients", "state"};
-constexpr int32_t kNoColumn = -1;
-
-// A linear expression; terms of one column add up.
-class Sum {
- public:
-  Sum& add(int32_t column, double factor) {
-    if (column != kNoColumn && factor != 0) terms_[column] += factor;
-    return *this;
-  }
-  Sum& add(const Sum& other, double factor = 1) {
-    for (const auto& [column, value] : other.terms_) add(column, factor * value);
-    return *this;
-  }
-  bool empty() const { return terms_.empty(); }
-  std::vector<std::pair<int32_t, double>> terms() const { return {terms_.begin(), terms_.end()}; }
-
- private:
-  std::map<int32_t, double> terms_;
-};
+constexpr const char* kPositionNames[] = {"end", "rotated", "host", "host_rotated"};
+constexpr int kPositions = 4;  // of updates, as UpdatePosition
+constexpr int kHost = 2, kHostRotated = 3;
 
 class Deriving {
  public:
@@ -52,8 +39,10 @@ class Deriving {
       seconds_.push_back(column(horizon, span.times));
     columns_of_choices();
     place_rows();
+    pinned_updates();
     compute_rows();
     for (int pool = 0; pool < kPools; ++pool) pool_rows(static_cast<StreamPool>(pool));
+    host_update_rows();
     communication_rows();
     lane_rows();
     shared_rows();
@@ -64,7 +53,8 @@ class Deriving {
 
  private:
   struct Columns {
-    std::array<int32_t, kPositions> device{kNoColumn, kNoColumn}, host{kNoColumn, kNoColumn};
+    std::array<int32_t, kPositions> device{kNoColumn, kNoColumn, kNoColumn, kNoColumn};
+    std::array<int32_t, kPositions> host = device;
     int32_t recompute = kNoColumn;
   };
 
@@ -85,11 +75,26 @@ class Deriving {
 
   // ---- choices --------------------------------------------------------------------------------
 
-  static int positions(const Choice& c) {
-    return c.pool == StreamPool::activations ? 1 : kPositions;
+  // Of which a unit has columns: the state of what is updated on the host is there.
+  int positions(const Choice& c) const {
+    if (c.pool == StreamPool::activations) return 1;
+    return c.pool == StreamPool::state || share_[kHost][c.bucket] == kNoColumn ? 2 : kPositions;
+  }
+  static const verify_detail::Streamed& streamed(const Choice& c, int position) {
+    return c.streamed[static_cast<size_t>(std::min(position, kHost))];
   }
 
   void columns_of_choices() {
+    for (const Update& update : work_.update) {
+      share_[0].push_back(kNoColumn);
+      share_[1].push_back(column(1));
+      const double most =
+          work_.updates_on_host
+              ? 1
+              : (update.pinned[kHost] + update.pinned[kHostRotated]) / update.layers;
+      for (const int p : {kHost, kHostRotated})
+        share_[p].push_back(most > 0 ? column(most) : kNoColumn);
+    }
     for (const Choice& c : work_.choices) {
       Columns columns;
       for (int p = 0; p < positions(c); ++p) {
@@ -99,7 +104,6 @@ class Deriving {
       if (c.pool == StreamPool::activations && c.recomputes) columns.recompute = column(1);
       columns_.push_back(columns);
     }
-    for (int32_t b = 0; b < work_.buckets; ++b) rotated_.push_back(column(1));
     for (const auto& [ring, pool] : work_.rings) {
       double bytes = 0;
       bool used = false;
@@ -120,17 +124,42 @@ class Deriving {
       if (c.pool == StreamPool::activations) {
         row("place " + c.label(), 1, 1, placed(0).add(of.recompute, 1));
       } else {
-        row("place " + c.label() + " end", 1, 1, placed(0).add(rotated_[c.bucket], 1));
-        row("place " + c.label() + " rotated", 0, 0, placed(1).add(rotated_[c.bucket], -1));
+        row("place " + c.label() + " end", 1, 1, placed(0).add(not_at_the_end(c.bucket)));
+        for (int p = 1; p < positions(c); ++p)
+          row("place " + c.label() + " " + kPositionNames[p], 0, 0,
+              placed(p).add(share_[p][c.bucket], -1));
       }
       const auto pin = [&](Where where, const char* word, const Sum& sum) {
         const double pinned = c.pinned[static_cast<size_t>(where)];
         if (pinned > 0 && !sum.empty()) at_least("pin " + c.label() + word, pinned / c.layers, sum);
       };
-      pin(Where::device, " to the device", Sum().add(of.device[0], 1).add(of.device[1], 1));
-      pin(Where::host, " to the host", Sum().add(of.host[0], 1).add(of.host[1], 1));
+      Sum device, host;
+      for (int p = 0; p < kPositions; ++p) device.add(of.device[p], 1);
+      for (int p = 0; p < kPositions; ++p) host.add(of.host[p], 1);
+      if (c.pool == StreamPool::state) host.add(on_host(c.bucket));
+      pin(Where::device, " to the device", device);
+      pin(Where::host, " to the host", host);
       pin(Where::recompute, " to recompute", Sum().add(of.recompute, 1));
     }
+  }
+
+  Sum on_host(int32_t bucket) const {
+    return Sum().add(share_[kHost][bucket], 1).add(share_[kHostRotated][bucket], 1);
+  }
+  Sum not_at_the_end(int32_t bucket) const { return on_host(bucket).add(share_[1][bucket], 1); }
+
+  void pinned_updates() {
+    for (int32_t b = 0; b < work_.buckets; ++b)
+      for (int p = 0; p < kPositions; ++p) {
+        const Update& update = work_.update[b];
+        if (update.pinned[p] == 0) continue;
+        const double part = update.pinned[p] / update.layers;
+        const std::string title = "pin update@" + std::to_string(b) + " " + kPositionNames[p];
+        if (p == 0)
+          at_most(title, 1 - part, not_at_the_end(b));
+        else
+          at_least(title, part, Sum().add(share_[p][b], 1));
+      }
   }
 
   void compute_rows() {
@@ -156,12 +185,12 @@ class Deriving {
         if (k >= 0) time[k].add(repeated[n], -repeat.seconds);
     }
     for (int32_t b = 0; b < work_.buckets; ++b) {
-      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(UpdateTime::end)][b]) {
+      for (const auto& [k, seconds] : work_.update[b].seconds[0]) {
         least[k] += seconds;
-        time[k].add(rotated_[b], seconds);
+        time[k].add(not_at_the_end(b), seconds);
       }
-      for (const auto& [k, seconds] : work_.update[static_cast<size_t>(UpdateTime::rotated)][b])
-        time[k].add(rotated_[b], -seconds);
+      for (const auto& [k, seconds] : work_.update[b].seconds[1])
+        time[k].add(share_[1][b], -seconds);
     }
     for (int32_t k = 0; k < spans_; ++k) at_least("compute " + name(k), least[k], time[k]);
   }
@@ -208,8 +237,8 @@ class Deriving {
       for (size_t r = 0; r < work_.rings.size(); ++r) {
         Sum need;
         for (int p = 0; p < positions(c); ++p)
-          if (const auto slot = c.streamed[p].slots.find(work_.rings[r].first);
-              slot != c.streamed[p].slots.end())
+          if (const auto slot = streamed(c, p).slots.find(work_.rings[r].first);
+              slot != streamed(c, p).slots.end())
             need.add(columns_[i].host[p], -slot->second.bytes);
         if (need.empty()) continue;
         at_least("slot of " + c.label() + " in " + work_.rings[r].first, 0, need.add(rings_[r], 1));
@@ -221,7 +250,7 @@ class Deriving {
     const std::string pool_name = kPoolNames[static_cast<int>(pool)];
     const bool activations = pool == StreamPool::activations;
     std::vector<Sum> needed(static_cast<size_t>(spans_)), made(static_cast<size_t>(spans_));
-    const Starts starts = starts_of(pool);
+    const verify_detail::Starts starts = starts_of(work_, pool, profile_.copy_seconds);
     // Bytes that the links could have moved, start-up time of copies included.
     double all_in = 0, all_out = 0;
     bool moves = false;
@@ -230,7 +259,7 @@ class Deriving {
       if (c.pool != pool || !c.streams) continue;
       const double start = starts.count[i] ? profile_.copy_seconds : 0;
       for (int p = 0; p < positions(c); ++p)
-        for (const auto& [k, moved] : c.streamed[p].by_span) {
+        for (const auto& [k, moved] : streamed(c, p).by_span) {
           moves = true;
           const double in = moved.in + moved.in_copies * start * h2d_rate_;
           const double out = moved.out + moved.out_copies * start * d2h_rate_;
@@ -278,61 +307,6 @@ class Deriving {
     }
   }
 
-  // Whose copies count with their start-up time, and how much a byte of each ring has room for:
-  // itself and the start-up of copies that a slot can hold parts of at once, none over another.
-  struct Starts {
-    std::vector<bool> count;
-    std::vector<double> room;
-  };
-
-  Starts starts_of(StreamPool pool) const {
-    constexpr double kMost = 4;
-    const double start = profile_.copy_seconds * std::max(h2d_rate_, d2h_rate_);
-    double bytes = 0, copies = 0;
-    for (const Choice& c : work_.choices) {
-      if (c.pool != pool || !c.streams) continue;
-      for (int p = 0; p < positions(c); ++p)
-        for (const auto& [k, moved] : c.streamed[p].by_span) {
-          bytes += work_.spans[k].times * (moved.in + moved.out);
-          copies += work_.spans[k].times * (moved.in_copies + moved.out_copies);
-        }
-    }
-    const double average = bytes > 0 ? 1 + copies * start / bytes : 1;
-    Starts result;
-    std::map<std::string, verify_detail::Slot> smallest;  // by ring, of all that count
-    for (const Choice& c : work_.choices) {
-      bool count = c.pool == pool && c.streams;
-      for (const verify_detail::Streamed& streamed : c.streamed)
-        for (const auto& [ring, slot] : streamed.slots)
-          count = count && room(slot, start) <= kMost * average;
-      result.count.push_back(count);
-      for (const verify_detail::Streamed& streamed : c.streamed)
-        for (const auto& [ring, slot] : streamed.slots) {
-          if (!count) continue;
-          const auto [at, fresh] = smallest.try_emplace(ring, slot);
-          at->second.bytes = std::min(at->second.bytes, slot.bytes);
-          at->second.filled.insert(slot.filled.begin(), slot.filled.end());
-        }
-    }
-    for (const auto& [ring, ring_pool] : work_.rings) {
-      const auto at = smallest.find(ring);
-      result.room.push_back(at == smallest.end() ? 1 : room(at->second, start));
-    }
-    return result;
-  }
-
-  // The most parts that do not overlap, from the slot's end down: each begins as late as it can.
-  static double room(const verify_detail::Slot& slot, double start) {
-    int parts = 0;
-    int64_t limit = std::numeric_limits<int64_t>::max();
-    for (auto part = slot.filled.rbegin(); part != slot.filled.rend(); ++part)
-      if (part->second <= limit) {
-        limit = part->first;
-        ++parts;
-      }
-    return 1 + parts * start / slot.bytes;
-  }
-
   // What a bucket's forward pass and all above it make leaves and returns before its backward pass
   // is over.
   void window_rows(const std::string& pool_name, const std::vector<Sum>& needed,
@@ -363,9 +337,108 @@ class Deriving {
       summed[k].add(sums_[k], -1);
       less_gathers.push_back(-work_.gathers[k]);
     }
+    for (int32_t b = 0; b < work_.buckets; ++b)
+      gather_in_next_step(b, work_.update[b].gathers, gathered, summed);
     stock_rows("gathered ahead", all, false, gathered, less_gathers);
     const auto waiting = stock_rows("to be exchanged", all, false, summed, work_.sums);
     program_.columns[waiting.back()].high = 0;
+  }
+
+  // A rotated update's gathers are no sums of this step: what reads their parameters needs them.
+  void gather_in_next_step(int32_t bucket, double amount, std::vector<Sum>& gathered,
+                           std::vector<Sum>& summed) const {
+    const int32_t reader = work_.update[bucket].wanted;
+    if (reader < 0) return;
+    for (const int p : {1, kHostRotated}) {
+      gathered[reader].add(share_[p][bucket], -amount);
+      summed[work_.updates + bucket].add(share_[p][bucket], -amount);
+    }
+  }
+
+  // ---- updates on the host --------------------------------------------------------------------
+
+  void host_update_rows() {
+    for (std::vector<int32_t>* columns : {&update_in_, &update_out_, &update_work_})
+      columns->assign(static_cast<size_t>(spans_), kNoColumn);
+    bool any = false;
+    int32_t wanted = -1, ready = work_.updates;
+    double gradients = 0, parameters = 0, work = 0;
+    for (int32_t b = 0; b < work_.buckets; ++b) {
+      const Update& update = work_.update[b];
+      any = any || share_[kHost][b] != kNoColumn;
+      wanted = std::max(wanted, update.wanted);
+      if (update.ready >= 0) ready = std::min(ready, update.ready);
+      gradients += update.gradients;
+      parameters += update.parameters;
+      work += update.work;
+    }
+    if (!any) return;
+    for (int32_t k = 0; k < spans_; ++k) {
+      if (k <= wanted || k >= ready) update_out_[k] = column(gradients);
+      if (k > wanted && k < work_.updates) continue;
+      update_in_[k] = column(parameters);
+      update_work_[k] = column(work);
+    }
+    // Where the device has the bytes, what moves of them; the processors' work in any case.
+    const auto resident = [&](StreamPool pool, double Update::*bytes) {
+      return [this, pool, bytes](int32_t b, int p) {
+        Sum sum;
+        for (size_t i = 0; i < work_.choices.size(); ++i)
+          if (work_.choices[i].pool == pool && work_.choices[i].bucket == b)
+            sum.add(columns_[i].device[p], work_.update[b].*bytes);
+        return sum;
+      };
+    };
+    const auto all = [&](int32_t b, int p) {
+      return Sum().add(share_[p][b], work_.update[b].work);
+    };
+    const auto from_the_norm = [&](int32_t) { return work_.updates; };
+    const auto from_the_gradient = [&](int32_t b) { return work_.update[b].ready; };
+    const auto of_gradients = resident(StreamPool::gradients, &Update::gradients);
+    const auto of_parameters = resident(StreamPool::parameters, &Update::parameters);
+    done_when_read("gradients for rotated updates", update_out_, of_gradients);
+    done_when_read("parameters of rotated updates", update_in_, of_parameters);
+    done_when_read("CPU work of rotated updates", update_work_, all);
+    done_at_the_end("gradients for updates", update_out_, from_the_gradient, of_gradients);
+    done_at_the_end("parameters of updates", update_in_, from_the_norm, of_parameters);
+    done_at_the_end("CPU work of updates", update_work_, from_the_norm, all);
+    const double rate = rate_alone(work_.resources, Traffic::cpu_update);
+    for (int32_t k = 0; k < spans_; ++k)
+      if (update_work_[k] != kNoColumn)
+        at_most("CPU " + name(k), 0, Sum().add(update_work_[k], 1 / rate).add(seconds_[k], -1));
+  }
+
+  // Of the step before: by the end of every span that reads something, what it reads.
+  template <class Asked>
+  void done_when_read(const std::string& what, const std::vector<int32_t>& moved,
+                      const Asked& asked) {
+    std::set<int32_t> readers;
+    for (const Update& update : work_.update) readers.insert(update.wanted);
+    for (const int32_t reader : readers) {
+      if (reader < 0) continue;
+      Sum sum;
+      for (int32_t k = 0; k <= reader; ++k) sum.add(moved[k], 1);
+      for (int32_t b = 0; b < work_.buckets; ++b)
+        if (work_.update[b].wanted >= 0 && work_.update[b].wanted <= reader)
+          sum.add(asked(b, kHostRotated), -1);
+      at_least(what + " by " + name(reader), 0, sum);
+    }
+  }
+
+  // Of this step: what can begin with a span or later ones moves from there on.
+  template <class Begin, class Asked>
+  void done_at_the_end(const std::string& what, const std::vector<int32_t>& moved,
+                       const Begin& begin_of, const Asked& asked) {
+    std::set<int32_t> begins;
+    for (int32_t b = 0; b < work_.buckets; ++b) begins.insert(begin_of(b));
+    for (const int32_t begin : begins) {
+      if (begin < 0) continue;
+      Sum sum;
+      for (int32_t k = begin; k < spans_; ++k) sum.add(moved[k], 1);
+      for (int32_t b = 0; b < work_.buckets; ++b)
+        if (begin_of(b) >= begin) sum.add(asked(b, kHost), -1);
+      at_least(what + " from " + name(begin), 0, sum);
+    }
   }
 
   void lane_rows() {
@@ -375,6 +448,8 @@ class Deriving {
         in.add(in_[pool][k], 1 / h2d_rate_);
         out.add(out_[pool][k], 1 / d2h_rate_);
       }
+      in.add(update_in_[k], 1 / h2d_rate_);
+      out.add(update_out_[k], 1 / d2h_rate_);
       if (!in.empty()) at_most("h2d " + name(k), 0, in.add(seconds_[k], -1));
       if (!out.empty()) at_most("d2h " + name(k), 0, out.add(seconds_[k], -1));
       if (!gathers_.empty())
@@ -420,6 +495,11 @@ class Deriving {
       exchanged_bytes("node bytes", static_cast<size_t>(Traffic::intra_node), moved);
     if (of(Traffic::network) > 0)
       exchanged_bytes("network bytes", static_cast<size_t>(Traffic::network), moved);
+    for (int32_t k = 0; k < spans_; ++k) {
+      moved[static_cast<size_t>(Traffic::h2d)][k].add(update_in_[k], 1);
+      moved[static_cast<size_t>(Traffic::d2h)][k].add(update_out_[k], 1);
+      moved[static_cast<size_t>(Traffic::cpu_update)][k].add(update_work_[k], 1);
+    }
     for (const SharedResource* r : scarce)
       for (int32_t k = 0; k < spans_; ++k) {
         Sum passed;
@@ -461,6 +541,8 @@ class Deriving {
       moved[kind][k].add(gather, 1).add(sum, 1);
       less_gathered.push_back(-work_.gathered[kind][k]);
     }
+    for (int32_t b = 0; b < work_.buckets; ++b)
+      gather_in_next_step(b, work_.update[b].gathered[kind], gathered, summed);
     stock_rows(what + " gathered ahead", most, false, gathered, less_gathered);
     const auto waiting =
         stock_rows(what + " to be exchanged", most, false, summed, work_.summed[kind]);
@@ -471,8 +553,13 @@ class Deriving {
     Sum device, host;
     for (size_t i = 0; i < work_.choices.size(); ++i)
       for (int p = 0; p < kPositions; ++p) {
-        device.add(columns_[i].device[p], work_.choices[i].bytes);
-        host.add(columns_[i].host[p], work_.choices[i].streamed[p].home);
+        const Choice& c = work_.choices[i];
+        device.add(columns_[i].device[p], c.bytes);
+        host.add(columns_[i].host[p], streamed(c, p).home);
+        // What the host updates is there as well.
+        if (p >= kHost && c.pool == StreamPool::parameters)
+          host.add(columns_[i].device[p], work_.update[c.bucket].parameters);
+        if (p >= kHost && c.pool == StreamPool::state) host.add(share_[p][c.bucket], c.bytes);
       }
     for (const int32_t ring : rings_) device.add(ring, 1);
     at_most("device memory", static_cast<double>(budgets.device) - work_.least_device, device);
@@ -487,7 +574,10 @@ class Deriving {
   std::vector<Sum> fetched_, returned_;
   double bytes_in_ = 0, bytes_out_ = 0;
   CertificateProgram program_;
-  std::vector<int32_t> seconds_, rotated_, rings_, gathers_, sums_;
+  std::vector<int32_t> seconds_, rings_, gathers_, sums_;
+  std::array<std::vector<int32_t>, kPositions> share_;  // of updates, by bucket
+  // Bytes of updates on the host, by span: parameters, gradients, the processors'.
+  std::vector<int32_t> update_in_, update_out_, update_work_;
   std::vector<Columns> columns_;
   std::array<std::vector<int32_t>, kPools> in_, out_;
 };

@@ -92,20 +92,26 @@ class Counting {
     }
   }
 
-  // Tokens and targets on both tiers, scalars.
+  // Tokens and targets on both tiers, scalars, and of these what the host gives and gets.
   void count_own(const Schedule& schedule) {
     const Graph& g = schedule.graph;
-    std::set<TensorId> touched;
+    std::set<TensorId> touched, read;
     for (const Stage& stage : schedule.stages)
       for (const Visit& visit : stage.visits) {
         const Node& node = g.nodes[visit.node];
-        for (const Operand& o : node.in) touched.insert(o.tensor);
+        for (const Operand& o : node.in) read.insert(o.tensor);
         for (const Operand& o : node.out) touched.insert(o.tensor);
       }
+    touched.insert(read.begin(), read.end());
+    const bool one_stage = schedule.stages.size() == 1;
     for (const TensorId id : touched) {
       const Tensor& t = g.tensors[id];
       const int64_t bytes = aligned(t.bytes());
-      if (t.role == Role::scalar) own_ += bytes;
+      if (t.role == Role::scalar) {
+        own_ += bytes;
+        if (t.name == "scalars") host_ += 2 * bytes;
+        if (one_stage && !read.contains(id)) host_ += bytes;
+      }
       if (t.role != Role::input) continue;
       own_ += bytes * kInputSlots * schedule.choice.group;
       host_ += bytes * schedule.spec.micro_batches;

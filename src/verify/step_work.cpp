@@ -23,6 +23,7 @@ class Reading {
     if (blocks < 1) bad_input("a certificate of {} buckets of block layers", blocks);
     blocks_ = std::min(blocks, layers_);
     work_.buckets = blocks_ + 2;
+    work_.updates_on_host = input.offload == Mode::automatic;
     iterations_ = train.spec.micro_batches / group;
     name_spans();
     gather_choices(train);
@@ -30,6 +31,7 @@ class Reading {
     ScheduleChoice rotated = at_end_;
     rotated.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
     follow(input.train->get(rotated), UpdateTime::rotated);
+    gather_updates(train);
     gather_repeats(train);
     std::tie(work_.least_device, work_.least_host) = least_bytes(input, group);
   }
@@ -65,7 +67,7 @@ class Reading {
     work_.sums = work_.gathers;
     work_.gathered.fill(work_.gathers);
     work_.summed.fill(work_.gathers);
-    for (auto& update : work_.update) update.resize(static_cast<size_t>(work_.buckets));
+    work_.update.resize(static_cast<size_t>(work_.buckets));
   }
 
   int32_t span(int v, Work work, int32_t b) const {
@@ -145,6 +147,54 @@ class Reading {
     return op_seconds(node.op, node.attrs, types, input_.profile, input_.bf16);
   }
 
+  // ---- updates --------------------------------------------------------------------------------
+
+  // When the passes are done with gradients and want parameters, by layer.
+  void note_pass(const Node& node, const Graph& g, int v, int32_t span) {
+    const bool last = v == 2 || iterations_ == 1;
+    if (v == 0 && node.pass == Pass::forward)
+      for (const Operand& o : node.in)
+        if (const Role role = g.tensors[o.tensor].role;
+            role == Role::param || role == Role::gathered)
+          wanted_.try_emplace(g.tensors[o.tensor].layer, span);
+    if (last && node.pass == Pass::backward)
+      for (const Operand& o : node.out)
+        if (const Role role = g.tensors[o.tensor].role;
+            role == Role::grad || role == Role::partial_grad)
+          ready_[g.tensors[o.tensor].layer] = span;
+  }
+
+  void gather_updates(const Schedule& train) {
+    const Graph& g = train.graph;
+    for (const Node& node : g.nodes) {
+      if (node.kind != NodeKind::op || node.pass != Pass::update || node.unit == kNone) continue;
+      Update& update = work_.update[bucket(node.layer)];
+      std::vector<TensorType> types;
+      const auto count = [&](const Operand& o) {
+        return o.count < 0 ? g.tensors[o.tensor].dims.count() : o.count;
+      };
+      const auto bytes = [&](const Operand& o, Role role) {
+        const Tensor& t = g.tensors[o.tensor];
+        return t.role == role ? static_cast<double>(count(o) * size_of(t.dtype)) : 0.0;
+      };
+      for (const Operand& o : node.in) types.push_back({g.tensors[o.tensor].dtype, Dims(count(o))});
+      update.work += op_def(node.op).cost(node.attrs, types).bytes;
+      update.gradients += bytes(node.in.front(), Role::grad);
+      for (const Operand& o : node.out) update.parameters += bytes(o, Role::param);
+    }
+    for (int32_t layer = 0; layer < layers_ + 2; ++layer) {
+      Update& update = work_.update[bucket(layer)];
+      ++update.layers;
+      if (const auto pin = input_.updates.find(layer); pin != input_.updates.end())
+        update.pinned[static_cast<size_t>(pin->second)] += 1;
+      if (const auto at = wanted_.find(layer); at != wanted_.end())
+        update.wanted = std::max(update.wanted, at->second);
+      if (const auto at = ready_.find(layer); at != ready_.end())
+        update.ready = update.ready < 0 ? at->second : std::min(update.ready, at->second);
+    }
+    for (Choice& c : work_.choices) c.streamed[2].home = c.streamed[0].home;
+  }
+
   // A gather is needed by the end of its span, a sum can begin with it.
   void count_exchange(const Node& node, const Schedule& schedule, bool gather, int32_t span,
                       double part) {
@@ -155,6 +205,14 @@ class Reading {
     for (int kind = 0; kind < kTraffics; ++kind)
       (gather ? work_.gathered : work_.summed)[kind][span] +=
           part * bytes.of(static_cast<Traffic>(kind));
+  }
+
+  void count_gather(const Node& node, const Schedule& schedule, Update& update) const {
+    const RankPlace place{schedule.spec.rank, input_.ranks_on_node};
+    const ExchangeBytes bytes = exchange_bytes(node, schedule.graph, place);
+    update.gathers += exchange_seconds(bytes, input_.profile, work_.resources);
+    for (int kind = 0; kind < kTraffics; ++kind)
+      update.gathered[kind] += bytes.of(static_cast<Traffic>(kind));
   }
 
   // How much of the v-th iteration of the three is made of iterations [from, from + trip).
@@ -218,23 +276,31 @@ class Reading {
       if (node.kind == NodeKind::op && (pass || updates))
         now = span(v, updates ? Work::update : work_of(node.pass), b);
       at.push_back(now);
+      if (node.kind == NodeKind::op && pass && position == UpdateTime::end)
+        note_pass(node, g, v, now);
       if (node.kind == NodeKind::op && node.pass == Pass::update && node.unit != kNone) {
-        work_.update[static_cast<size_t>(position)][b][now] += part * seconds(node, g);
+        work_.update[b].seconds[static_cast<size_t>(position)][now] += part * seconds(node, g);
       } else if (position == UpdateTime::rotated) {
         continue;  // the rest is the same
       } else if (node.kind == NodeKind::op) {
         work_.spans[now].seconds += part * seconds(node, g);
       } else if (node.kind == NodeKind::exchange) {
         count_exchange(node, schedule, pass, pass ? span(v, work_of(node.pass), b) : now, part);
+        if (updates && node.unit != kNone) count_gather(node, schedule, work_.update[b]);
       }
     }
-    for (const Stay& stay : stays) count_copies(g, stay, at, position, part);
+    for (const Stay& stay : stays) {
+      count_copies(g, stay, at, position, part);
+      if (!updates && position == UpdateTime::end)
+        count_copies(g, stay, at, UpdateTime::on_host, part);
+    }
   }
 
   void count_copies(const Graph& g, const Stay& stay, const std::vector<int32_t>& at,
                     UpdateTime position, double part) {
     Choice* c = choice(g.tensors[stay.parts.begin()->first]);
-    if (c == nullptr || (c->pool == StreamPool::activations && position == UpdateTime::rotated))
+    if (c == nullptr || (c->pool == StreamPool::activations && position != UpdateTime::end) ||
+        (c->pool == StreamPool::state && position == UpdateTime::on_host))
       return;
     Streamed& streamed = c->streamed[static_cast<size_t>(position)];
     for (const auto& [tensor, p] : stay.parts) {
@@ -339,6 +405,7 @@ class Reading {
   int32_t layers_ = 0, blocks_ = 0, iterations_ = 1;
   StepWork work_;
   std::map<std::pair<std::string, int32_t>, size_t> choice_of_;  // by name and bucket
+  std::map<int32_t, int32_t> wanted_, ready_;                    // spans, by layer
 };
 
 }  // namespace

@@ -20,8 +20,9 @@ namespace spillway::verify_detail {
 
 enum class StreamPool : uint8_t { activations, parameters, gradients, state };
 constexpr int kPools = 4;
-enum class UpdateTime : uint8_t { end, rotated };
-constexpr int kPositions = 2;
+// How layers stream by their updates: on the host these take no part, whenever they run.
+enum class UpdateTime : uint8_t { end, rotated, on_host };
+constexpr int kUpdateTimes = 3;
 
 struct Span {
   std::string name;
@@ -56,7 +57,7 @@ struct Choice {
   double bytes = 0;
   bool streams = false, recomputes = false;
   std::array<double, 3> pinned{};  // layers, by Where
-  std::array<Streamed, kPositions> streamed;
+  std::array<Streamed, kUpdateTimes> streamed;
   std::string label() const { return name + "@" + std::to_string(bucket); }
 };
 
@@ -68,6 +69,19 @@ struct Repeat {
   double seconds = 0;
 };
 
+// Updates of a bucket's layers.
+struct Update {
+  std::array<std::map<int32_t, double>, 2> seconds;  // on the device, by span: at the end; rotated
+  // Bytes on the host: that its processors move; that come from the device, and go back to it.
+  double work = 0, gradients = 0, parameters = 0;
+  int32_t ready = -1;   // span in which the last gradient of one of the layers is added to
+  int32_t wanted = -1;  // … of the first iteration in which the last of them is first read
+  std::array<double, 4> pinned{};  // layers, by UpdatePosition
+  int32_t layers = 0;
+  double gathers = 0;                        // seconds of the exchanges that follow
+  std::array<double, kTraffics> gathered{};  // their bytes
+};
+
 struct StepWork {
   std::vector<SharedResource> resources;  // of one device
   int32_t buckets = 0;
@@ -77,16 +91,24 @@ struct StepWork {
   int32_t updates = 0;                           // first span of the updates
   std::vector<Choice> choices;
   std::vector<Repeat> repeats;
-  // Seconds of each bucket's update, by span.
-  std::array<std::vector<std::map<int32_t, double>>, kPositions> update;
+  std::vector<Update> update;                                   // by bucket
   std::vector<double> gathers, sums;                            // seconds of communication by span
   std::array<std::vector<double>, kTraffics> gathered, summed;  // its bytes of each kind
   std::vector<std::pair<std::string, StreamPool>> rings;
+  bool updates_on_host = false;             // of layers that are not pinned, too
   double least_device = 0, least_host = 0;  // bytes beside everything that is chosen
 };
 
 // Throws bad_input where `blocks` is no number of buckets.
 StepWork step_work(const CertificateInput& input, int32_t group, int32_t blocks);
+
+// Whose copies count with their start-up time, by choice, and how much a byte of each ring has room
+// for: itself and the start-up of copies that a slot can hold parts of at once, none over another.
+struct Starts {
+  std::vector<bool> count;
+  std::vector<double> room;
+};
+Starts starts_of(const StepWork& work, StreamPool pool, double copy_seconds);
 
 // Bytes that the tiers hold at any placement for the order `group`, beside what is placed.
 std::pair<double, double> least_bytes(const CertificateInput& input, int32_t group);

@@ -330,6 +330,7 @@ HardwareProfile random_profile(HardwareProfile p, std::mt19937_64& rng) {
   p.copy_seconds = rng() % 3 ? between(1e-7, 3e-5) : 0;
   p.exchange_seconds = rng() % 3 ? between(1e-7, 5e-5) : 0;
   p.launch_seconds = between(1e-7, 1e-5);
+  p.cpu_update_bandwidth = between(0.3e9, 30e9);
   return p;
 }
 
@@ -370,10 +371,15 @@ Candidate random_candidate(const PlannerInput& p, std::mt19937_64& rng) {
   c.schedule.group = groups[rng() % groups.size()];
   c.schedule.reduce_delay = rng() % 2;
   c.schedule.gather_ahead = rng() % 2;
-  const auto rotates = rng() % 3;
-  for (int layer = 0; rotates > 0 && layer < p.train.get({}).graph.layers + 2; ++layer)
-    c.schedule.update.push_back(rotates == 2 || rng() % 2 ? UpdatePosition::rotated
-                                                          : UpdatePosition::end);
+  // All updates at one position, or each at any, of those on the device, the host, or both.
+  const auto alike = rng() % 3, from = 2 * (rng() % 2);
+  const auto kinds = rng() % 3 == 0 ? 4 : 2;
+  const auto position = [&] {
+    return static_cast<UpdatePosition>(kinds == 4 ? rng() % 4 : from + rng() % 2);
+  };
+  const UpdatePosition first = position();
+  for (int layer = 0; layer < p.train.get({}).graph.layers + 2; ++layer)
+    c.schedule.update.push_back(alike > 0 ? first : position());
   const auto resident = rng() % 3;  // nothing of it, half, all
   for (const PlaceUnit& unit : place_units(p.train.get(c.schedule))) {
     Where& where = c.placement.where[unit.key];
@@ -414,8 +420,8 @@ TEST(Certificate, NoPlanIsFasterThanItsBound) {
   SCOPED_TRACE(seed);
   fmt::print("seed {}\n", seed);
   std::mt19937_64 rng(seed);
-  double closest = 0;
-  int shared = 0;
+  double closest = 0, closest_on_host = 0;
+  int shared = 0, on_host = 0;
   for (int trial = 0; trial < 60; ++trial) {
     RandomJob job = RandomJob::make(rng);
     SCOPED_TRACE(job.text);
@@ -427,6 +433,10 @@ TEST(Certificate, NoPlanIsFasterThanItsBound) {
       const double bound = bound_of(job.p, group, blocks, 2 * plan.step_seconds);
       EXPECT_LE(bound, plan.step_seconds * (1 + 1e-6)) << "trial " << trial;
       closest = std::max(closest, bound / plan.step_seconds);
+      if (c.schedule.updates_on_host()) {
+        closest_on_host = std::max(closest_on_host, bound / plan.step_seconds);
+        ++on_host;
+      }
       const CertificateProgram rows = certificate_program(certificate_input(job.p.input), group,
                                                           blocks, job.p.input.budgets, 1);
       std::multiset<std::string> names;
@@ -436,6 +446,9 @@ TEST(Certificate, NoPlanIsFasterThanItsBound) {
   }
   fmt::print("{} of 180 plans share something, the closest is at {:.4f} of its step\n", shared,
              closest);
+  fmt::print("{} with updates on the host, the closest of them at {:.4f}\n", on_host,
+             closest_on_host);
+  EXPECT_GT(on_host, 60);
   EXPECT_GT(shared, 40);
   EXPECT_GT(closest, 0.9);
   for (int trial = 0; trial < 4; ++trial) {
