@@ -73,10 +73,17 @@ struct PlanReport {
   int64_t no_offload_device_bytes = 0;
   double no_offload_step_seconds = 0;
   // No plan of any group size, positions of updates, placement and ring depths is faster than this,
-  // in the model; 0 where nothing fits.
+  // in the model; 0 where nothing fits. On the host update pinned layers, others where
+  // updates_on_host().
   double bound_seconds = 0;
   std::vector<Certificate> certificates;  // one a group size
 };
+
+// Whether plans may update layers on the host that no pin puts there. A CPU backend's updates would
+// take processors from what computes, which the simulator does not see.
+inline bool updates_on_host(Mode offload, const HardwareProfile& profile) {
+  return offload == Mode::automatic && profile.kind != "cpu";
+}
 
 // What the simulator runs plans for `input` on.
 inline Machine machine_of(const PlanInput& input) {

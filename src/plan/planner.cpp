@@ -108,6 +108,10 @@ PlanReport plan_of_stage(const PlanInput& input) {
     consider_plan(
         improved(around, report.plan, input.budgets, evaluations(around, kFew) / 2, true));
   }
+  if (report.fits && report.plan.device.peak < report.device_minimum_bytes) {
+    report.device_minimum_bytes = report.plan.device.peak;  // states of no update pass through
+    report.host_of_minimum_bytes = report.plan.host.peak;
+  }
   // In the order of the work that was found best, nothing may have to move at all.
   if (report.fits) {
     const Candidate resident{search_space(input, report.plan.schedule).base, report.plan.schedule};

@@ -286,7 +286,7 @@ class Modelling {
     for (size_t b = 0; b < layers.size(); ++b) {
       BucketUpdate& update = model_.updates[b];
       for (double& pinned : update.pinned) pinned /= layers[b];
-      update.on_host = input_.offload == Mode::automatic
+      update.on_host = updates_on_host(input_.offload, input_.profile)
                            ? 1
                            : update.pinned[index_of(UpdatePosition::host)] +
                                  update.pinned[index_of(UpdatePosition::host_rotated)];

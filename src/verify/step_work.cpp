@@ -23,7 +23,8 @@ class Reading {
     if (blocks < 1) bad_input("a certificate of {} buckets of block layers", blocks);
     blocks_ = std::min(blocks, layers_);
     work_.buckets = blocks_ + 2;
-    work_.updates_on_host = input.offload == Mode::automatic;
+    // A CPU's updates would take the processors that compute.
+    work_.updates_on_host = input.offload == Mode::automatic && input.profile.kind != "cpu";
     iterations_ = train.spec.micro_batches / group;
     name_spans();
     gather_choices(train);

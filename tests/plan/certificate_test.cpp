@@ -374,8 +374,10 @@ Candidate random_candidate(const PlannerInput& p, std::mt19937_64& rng) {
   // All updates at one position, or each at any, of those on the device, the host, or both.
   const auto alike = rng() % 3, from = 2 * (rng() % 2);
   const auto kinds = rng() % 3 == 0 ? 4 : 2;
+  const bool may = p.input.profile.kind != "cpu";
   const auto position = [&] {
-    return static_cast<UpdatePosition>(kinds == 4 ? rng() % 4 : from + rng() % 2);
+    const auto drawn = kinds == 4 ? rng() % 4 : from + rng() % 2;
+    return static_cast<UpdatePosition>(may ? drawn : drawn % 2);
   };
   const UpdatePosition first = position();
   for (int layer = 0; layer < p.train.get({}).graph.layers + 2; ++layer)
@@ -448,7 +450,7 @@ TEST(Certificate, NoPlanIsFasterThanItsBound) {
              closest);
   fmt::print("{} with updates on the host, the closest of them at {:.4f}\n", on_host,
              closest_on_host);
-  EXPECT_GT(on_host, 60);
+  EXPECT_GT(on_host, 20);
   EXPECT_GT(shared, 40);
   EXPECT_GT(closest, 0.9);
   for (int trial = 0; trial < 4; ++trial) {
