@@ -178,10 +178,12 @@ class Instance {
     for (int32_t layer = 0; layer <= layers + 1; ++layer) of_update.push_back(layer);
     random_.shuffle(of_update);
     const size_t free_updates = random_.below(of_update.size() + 1);
+    positions_ = updates_on_host(input.offload, input.profile) ? 4 : 2;
     for (const int32_t layer : of_update) {
-      if (free_updates_.size() < free_updates && count * 2 <= most) {
+      if (free_updates_.size() < free_updates && count * positions_ <= most) {
         free_updates_.push_back(layer);
-        count *= 2;
+        count *= positions_;
+        of_updates_ *= positions_;
         continue;
       }
       const bool rotated = random_.one_in(2);
@@ -211,12 +213,15 @@ class Instance {
     const int32_t layers = input().train->get({}).graph.layers;
     for (const int32_t group : groups_)
       for (const auto& [delay, ahead] : delays_)
-        for (size_t bits = 0; bits < size_t{1} << free_updates_.size(); ++bits) {
+        for (size_t index = 0; index < of_updates_; ++index) {
           ScheduleChoice choice{.reduce_delay = delay, .gather_ahead = ahead, .group = group};
           choice.update.resize(static_cast<size_t>(layers) + 2, UpdatePosition::end);
-          for (size_t u = 0; u < free_updates_.size(); ++u)
-            if (bits >> u & 1)
-              choice.update[static_cast<size_t>(free_updates_[u])] = UpdatePosition::rotated;
+          size_t digits = index;
+          for (const int32_t layer : free_updates_) {
+            choice.update[static_cast<size_t>(layer)] =
+                static_cast<UpdatePosition>(digits % positions_);
+            digits /= positions_;
+          }
           schedules_.push_back(schedule_of_pins(input(), choice));
         }
   }
@@ -230,12 +235,12 @@ class Instance {
   std::vector<int32_t> free_updates_, groups_;
   std::vector<std::pair<int32_t, int32_t>> delays_;  // of sums; how early parameters are gathered
   std::vector<ScheduleChoice> schedules_;
-  size_t placements_ = 1;
+  size_t placements_ = 1, positions_ = 2, of_updates_ = 1;
 };
 
 std::string updates_of(const ScheduleChoice& schedule) {
   std::string text;
-  for (const UpdatePosition p : schedule.update) text += ScheduleChoice::rotated(p) ? 'r' : 'e';
+  for (const UpdatePosition p : schedule.update) text += "erhR"[static_cast<int>(p)];
   return text.empty() ? "all at the end" : text;
 }
 
