@@ -174,24 +174,26 @@ PlanReport best_planned(const Claim& claim, int64_t batch, const std::string& li
   return best;
 }
 
-std::string table_of(const Claim& claim) {
+// Empty where `only` is in neither the heading nor "TOKENS LINK" of any row.
+std::string table_of(const Claim& claim, const std::string& only) {
   std::string text = claim.heading + "\n";
   text += fmt::format("{:>9} {:>8} {:>7} {:>10} {:>10} {:>7} {:>8} {:>6} {:>7} {:>13} {:>8}\n",
                       "tokens", "link", "device", "step", "bound", "gap %", "exposed%", "group",
                       "summed", "no offload", "speed-up");
+  const int64_t context = parse_config(R"({"model":)" + claim.base.model +
+                                           R"(,"data":{"train":["t"],"tokenizer":"uint32"}})",
+                                       "claims", {})
+                              .model.context;
+  bool any = false;
   for (const int64_t batch : claim.batches)
     for (const std::string& link : claim.links) {
+      const std::string tokens = fmt::format("{}k", batch * context / 1024);
+      if ((claim.heading + "\n" + tokens + " " + link).find(only) == std::string::npos) continue;
+      any = true;
       int64_t every = 1;
       const PlanReport plain = best_planned(claim, batch, link, claim.memory[0], false, &every);
       for (const std::string& memory : claim.memory) {
         const PlanReport r = best_planned(claim, batch, link, memory, true, &every);
-        const std::string tokens = fmt::format(
-            "{}k", batch *
-                       parse_config(R"({"model":)" + claim.base.model +
-                                        R"(,"data":{"train":["t"],"tokenizer":"uint32"}})",
-                                    "claims", {})
-                           .model.context /
-                       1024);
         if (!r.fits) {
           text += fmt::format("{:>9} {:>8} {:>7} no plan found\n", tokens, link, memory);
           continue;
@@ -206,7 +208,7 @@ std::string table_of(const Claim& claim) {
                        : "-");
       }
     }
-  return text;
+  return any ? text : "";
 }
 
 std::vector<Claim> claims() {
@@ -229,9 +231,9 @@ std::vector<Claim> claims() {
 std::string claims_tables(const std::string& only) {
   std::string text;
   for (const Claim& claim : claims())
-    if (claim.heading.find(only) != std::string::npos)
-      text += (text.empty() ? "" : "\n") + table_of(claim);
-  if (text.empty()) bad_input("bench claims: no table is named like \"{}\"", only);
+    if (const std::string table = table_of(claim, only); !table.empty())
+      text += (text.empty() ? "" : "\n") + table;
+  if (text.empty()) bad_input("bench claims: no table or row is named like \"{}\"", only);
   return text;
 }
 

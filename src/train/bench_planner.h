@@ -13,8 +13,8 @@ namespace spillway {
 void bench_planner(const std::string& only);
 
 // What offload buys: GPT-3 175B on 64 A100 80 GB, and Llama-3 8B on one H200, by tokens a step,
-// link and device memory, against the fastest plan without offload. `only`: lines of a table whose
-// heading contains it. Returns the tables.
+// link and device memory, against the fastest plan without offload. `only`: tables whose heading
+// contains it, and rows whose "TOKENS LINK" does ("64k 25GB/s"). Returns the tables.
 std::string claims_tables(const std::string& only);
 
 }  // namespace spillway
