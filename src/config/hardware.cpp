@@ -149,6 +149,9 @@ void check_ascending(const std::vector<SizeShare>& shares, const char* key,
                 shares[i].size, shares[i - 1].size);
 }
 
+// A table that need not be there: the key is left out.
+bool says_nothing(const Json& value) { return value.is_array() && value.empty(); }
+
 bool before(const OpRate& a, const OpRate& b) {
   return std::pair(a.op, a.bf16) < std::pair(b.op, b.bf16);
 }
@@ -224,7 +227,7 @@ std::string profile_json(const HardwareProfile& profile, const std::string& desc
       json[key] = value;
       return;
     }
-    if (value == Json::array()) return;
+    if (says_nothing(value)) return;
     const auto source = sources.find(key);
     json[key] = {{"value", value},
                  {"source", source == sources.end() ? other_source : source->second}};
@@ -236,8 +239,7 @@ KeyValues profile_values(const HardwareProfile& profile) {
   KeyValues values;
   for_each_profile_field(profile, [&](const std::string& key, auto&& field) {
     const Json value = value_json(field);
-    // A profile without a value that need not be there is the same as one without the key.
-    if (value != Json::array()) values.emplace_back(key, value.dump());
+    if (!says_nothing(value)) values.emplace_back(key, value.dump());
   });
   return values;
 }

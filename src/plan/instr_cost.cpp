@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "graph/op_seconds.h"
+#include "program/op_cost.h"
 
 namespace spillway {
 namespace {
@@ -54,13 +55,11 @@ InstrCost cost_of(const ProgramSet& set, const Program& program, const Instr& in
     case InstrKind::op:
       break;
   }
-  std::vector<TensorType> in;
-  for (const ProgramOperand& o : instr.in) in.push_back({o.dtype, o.dims});
-  const Attrs& attrs = program.attrs[instr.attrs];
   if (instr.lane == Lane::cpu)
     return {machine.profile.launch_seconds,
-            {{{Traffic::cpu_update, op_def(instr.op).cost(attrs, in).bytes}}}};
-  return {op_seconds(instr.op, attrs, in, machine.profile, machine.bf16)};
+            {{{Traffic::cpu_update, op_cost(program, instr).bytes}}}};
+  return {op_seconds(instr.op, program.attrs[instr.attrs], input_types(instr), machine.profile,
+                     machine.bf16)};
 }
 
 double seconds_alone(const InstrCost& cost, const Machine& machine) {

@@ -7,7 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "graph/op.h"
+#include "base/quantile.h"
+#include "program/op_cost.h"
 #include "train/bench_link.h"
 #include "train/stepper.h"
 
@@ -40,14 +41,11 @@ std::map<std::string, OpTime> by_op(const Collector& collected, const Program& p
                                     const HardwareProfile& profile) {
   std::map<std::string, OpTime> ops;
   for (const auto& [instr, time] : collected.of) {
-    std::vector<TensorType> in;
-    for (const ProgramOperand& o : instr->in) in.push_back({o.dtype, o.dims});
-    const OpDef& def = op_def(instr->op);
-    const Cost cost = def.cost(program.attrs[instr->attrs], in);
+    const Cost cost = op_cost(program, *instr);
     const bool tensor_cores =
-        (cost.gemm || cost.attention) && !in.empty() && in[0].dtype == Dtype::bf16;
+        (cost.gemm || cost.attention) && !instr->in.empty() && instr->in[0].dtype == Dtype::bf16;
     const double peak = tensor_cores ? profile.peak_bf16 : profile.peak_f32;
-    OpTime& op = ops[std::string(def.name)];
+    OpTime& op = ops[std::string(op_def(instr->op).name)];
     const auto calls = static_cast<double>(time.first);
     op.calls += time.first;
     op.seconds += time.second;
@@ -140,8 +138,7 @@ void bench_device(const Config& config, int threads, int64_t repeat, const std::
   stepper.step();
   std::vector<double> seconds;
   for (int64_t i = 0; i < repeat; ++i) seconds.push_back(stepper.step());
-  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-  const double s = seconds[seconds.size() / 2];
+  const double s = median(seconds);
   Collector collected;
   session.device().record_times(Collector::sink, &collected);
   stepper.step();

@@ -1,7 +1,6 @@
 #include "train/calibrate.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -12,6 +11,7 @@
 #include "config/hardware.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/table.h"
+#include "program/op_cost.h"
 #include "runtime/backend.h"
 #include "runtime/launch.h"
 #include "train/calibrate_ops.h"
@@ -128,13 +128,8 @@ class Calibration {
   void set(const char* key, const std::string& how) {
     sources_[key] = fmt::format("measured by train calibrate: {}", how);
   }
-  double slowest_rate(double rate) { return rank_extreme(rate, false); }
-  double longest(double seconds) { return rank_extreme(seconds, true); }
-  // Of positive doubles the order is that of their bits.
-  double rank_extreme(double value, bool highest) {
-    const auto bits = std::bit_cast<int64_t>(value);
-    return std::bit_cast<double>(highest ? communicator_.max(bits) : communicator_.min(bits));
-  }
+  double slowest_rate(double rate) { return lowest(communicator_, rate); }
+  double longest(double seconds) { return highest(communicator_, seconds); }
 
   // Median over samples of what `sample` returns, all ranks beginning each together.
   template <class Sample>
@@ -171,12 +166,7 @@ class Calibration {
     const double seconds = seconds_of(which);
     return std::max(seconds - profile_.launch_seconds, 0.01 * seconds);
   }
-  Cost cost_of(int which) const {
-    const Instr& instr = bench_->instr(which);
-    std::vector<TensorType> in;
-    for (const ProgramOperand& o : instr.in) in.push_back({o.dtype, o.dims});
-    return op_def(instr.op).cost(ops_.program().attrs[static_cast<size_t>(instr.attrs)], in);
-  }
+  Cost cost_of(int which) const { return op_cost(ops_.program(), bench_->instr(which)); }
 
   void measure_launch() {
     profile_.launch_seconds = seconds_of(tiny_);

@@ -1,15 +1,15 @@
 #include "train/calibrate_steps.h"
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <string>
 
 #include "base/quantile.h"
-#include "graph/op.h"
+#include "program/op_cost.h"
 #include "train/drawn_model.h"
 #include "train/op_fit.h"
 #include "train/stepper.h"
+#include "train/together.h"
 
 namespace spillway {
 namespace {
@@ -36,11 +36,8 @@ struct Collected {
 };
 
 Kind kind_of(const Program& program, const Instr& instr, bool bf16) {
-  std::vector<TensorType> in;
-  for (const ProgramOperand& o : instr.in) in.push_back({o.dtype, o.dims});
-  const OpDef& def = op_def(instr.op);
-  const Cost cost = def.cost(program.attrs[static_cast<size_t>(instr.attrs)], in);
-  return {std::string(def.name), bf16, cost.flops, cost.bytes};
+  const Cost cost = op_cost(program, instr);
+  return {std::string(op_def(instr.op).name), bf16, cost.flops, cost.bytes};
 }
 
 std::vector<DrawnModel> models(const HardwareProfile& profile) {
@@ -95,10 +92,8 @@ std::vector<OpRate> measure_op_rates(const Config& config, const Topology& topol
   const double gap = topology.ranks > 1 ? 0 : std::max(0.0, median(gaps));
   std::map<std::pair<std::string, bool>, std::vector<OpSample>> samples;
   for (const auto& [kind, seconds] : times) {
-    // Of positive doubles the order is that of their bits.
-    const auto bits = std::bit_cast<int64_t>(std::max(1e-9, median(seconds)));
     samples[{kind.op, kind.bf16}].push_back(
-        {kind.flops, kind.bytes, std::bit_cast<double>(communicator.max(bits))});
+        {kind.flops, kind.bytes, highest(communicator, std::max(1e-9, median(seconds)))});
   }
   std::vector<OpRate> rates;
   for (const auto& [op, of] : samples) {

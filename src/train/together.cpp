@@ -1,6 +1,7 @@
 #include "train/together.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -37,6 +38,15 @@ void on_rank_0(Communicator& communicator, const std::function<void()>& body) {
   together(communicator, [&] {
     if (communicator.rank() == 0) body();
   });
+}
+
+// Of doubles that are not negative the order is that of their bits.
+double highest(Communicator& communicator, double value) {
+  return std::bit_cast<double>(communicator.max(std::bit_cast<int64_t>(value)));
+}
+
+double lowest(Communicator& communicator, double value) {
+  return std::bit_cast<double>(communicator.min(std::bit_cast<int64_t>(value)));
 }
 
 }  // namespace spillway

@@ -21,4 +21,8 @@ void together(Communicator& communicator, const std::function<void()>& body);
 // The same where only rank 0 has something to do.
 void on_rank_0(Communicator& communicator, const std::function<void()>& body);
 
+// Of all ranks' values, none negative.
+double highest(Communicator& communicator, double value);
+double lowest(Communicator& communicator, double value);
+
 }  // namespace spillway
