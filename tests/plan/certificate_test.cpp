@@ -182,6 +182,41 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
+// Rows of updates on the host count: a multiplier of one that is altered proves less than is
+// claimed, and so does the whole where the host is faster than the plan was made for.
+TEST(Certificate, UpdatesOnTheHostAreHeldToTheirRows) {
+  PlannerInput p(kLlama, {});
+  HardwareProfile& profile = p.input.profile;
+  profile.kind = "cuda";
+  set_link(profile, 0.2e9);
+  profile.cpu_update_bandwidth = profile.host_bandwidth = 4e9;
+  const PlanReport report = p.plan(p.plan(0).device_minimum_bytes * 5 / 4);
+  ASSERT_TRUE(report.fits);
+  const std::optional<QualityProof> good = quality_proof(report, p.input);
+  ASSERT_TRUE(good);
+  const double step = report.plan.step_seconds;
+  check_quality(certificate_input(p.input), *good, step, "plan.json");
+  int altered = 0;
+  for (size_t c = 0; c < good->certificates.size(); ++c)
+    for (size_t m = 0; m < good->certificates[c].multipliers.size(); ++m) {
+      const auto& [name, value] = good->certificates[c].multipliers[m];
+      if (name.find("updates") == std::string::npos || value == 0) continue;
+      QualityProof worse = *good;
+      worse.certificates[c].multipliers[m].second *= -3;  // a wrong sign proves nothing
+      const std::string message =
+          error_of([&] { check_quality(certificate_input(p.input), worse, step, "plan.json"); });
+      EXPECT_NE(message, "") << name;
+      ++altered;
+    }
+  EXPECT_GT(altered, 0);
+  std::printf("%d multipliers of such rows\n", altered);
+  profile.cpu_update_bandwidth = profile.host_bandwidth = 400e9;
+  EXPECT_NE(error_of([&] {
+              check_quality(certificate_input(p.input), *good, step, "plan.json");
+            }).find("claims"),
+            std::string::npos);
+}
+
 // A proof altered by hand is refused in one line that names the file and what is wrong.
 TEST(Certificate, AlteredByHand) {
   PlannerInput p(kGpt2, {});
