@@ -40,10 +40,17 @@ class Modelling {
     add_intervals();
     add_units(train);
     for (const UpdatePosition position : {UpdatePosition::end, UpdatePosition::rotated}) {
+      // Plans may sum at once or later, gather ahead or not. What is fetched counts where the last
+      // of them needs it, what is made where the first has it: then each is within what is counted.
+      // Compute is at its latest too: counted early, it would have bytes leave before they are
+      // made.
       ScheduleChoice choice = model_.choice;
+      choice.gather_ahead = 0;
       if (position == UpdatePosition::rotated)
         choice.update.assign(static_cast<size_t>(layers_) + 2, position);
-      walk(input_.train->get(choice), index_of(position));
+      walk(input_.train->get(choice), index_of(position), Counts::but_made);
+      choice.reduce_delay = 0;
+      walk(input_.train->get(choice), index_of(position), Counts::made);
     }
     add_host_updates(train);
     add_repeated(train);
@@ -52,6 +59,9 @@ class Modelling {
   }
 
  private:
+  // Of one walk through the step: what lanes can begin to move, or all else.
+  enum class Counts : uint8_t { but_made, made };
+
   int32_t bucket_of(int32_t layer) const {
     if (layer == 0) return 0;
     if (layer > layers_) return blocks_ + 1;
@@ -145,18 +155,18 @@ class Modelling {
   }
 
   // Compute, exchanges and what all units would stream, of the order that `position` stands for.
-  void walk(const Schedule& train, int position) {
+  void walk(const Schedule& train, int position, Counts counts) {
     const Sequencer sequencer(train, all_host_);
     Rings rings;
     const std::vector<StagePlan> stages = plan_stages(train, sequencer, rings);
-    add_homes(train, stages, position);
+    if (counts == Counts::but_made) add_homes(train, stages, position);
     int32_t iteration = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = train.stages[s];
       const bool update = stage.name == "update";
       for (int v = 0; v < 3; ++v) {
         const double weight = update ? (v == 0 ? 1 : 0) : share(v, iteration, stage.trip);
-        if (weight > 0) walk_stage(train, stages[s], rings, position, v, weight, update);
+        if (weight > 0) walk_stage(train, stages[s], rings, position, counts, v, weight, update);
       }
       if (!update) iteration += stage.trip;
     }
@@ -181,8 +191,9 @@ class Modelling {
   }
 
   void walk_stage(const Schedule& train, const StagePlan& plan, const Rings& rings, int position,
-                  int v, double weight, bool update) {
+                  Counts counts, int v, double weight, bool update) {
     const Graph& g = train.graph;
+    const bool made = counts == Counts::made;
     const bool end = position == index_of(UpdatePosition::end);
     const bool last = v == (iterations_ > 1 ? 2 : 0);
     std::vector<int32_t> at(plan.items.size());
@@ -196,6 +207,7 @@ class Modelling {
       if (node.kind == NodeKind::op && (update || pass))
         current = interval(v, update ? StepPhase::update : item.phase, bucket);
       at[p] = current;
+      if (made != is_made(node)) continue;
       if (end && node.kind == NodeKind::op && pass) note_limits(node, g, v == 0, last, current);
       if (node.kind == NodeKind::op) {
         const double seconds = weight * seconds_of(node, g);
@@ -226,9 +238,15 @@ class Modelling {
         model_.updates[b].compute[position].push_back({k, seconds});
     for (const Use& use : plan.uses) {
       const std::string& ring = rings.all[use.ring].name;
-      add_use(g, use, ring, at, position, weight);
-      if (end && !update) add_use(g, use, ring, at, index_of(UpdatePosition::host), weight);
+      add_use(g, use, ring, at, position, counts, weight);
+      if (end && !update) add_use(g, use, ring, at, index_of(UpdatePosition::host), counts, weight);
     }
+  }
+
+  // Gathers of the passes are needed, other exchanges are made.
+  static bool is_made(const Node& node) {
+    return node.kind == NodeKind::exchange && node.pass != Pass::forward &&
+           node.pass != Pass::backward;
   }
 
   // Where a pass first reads what an update makes, and completes what it reads.
@@ -297,7 +315,7 @@ class Modelling {
   }
 
   void add_use(const Graph& g, const Use& use, const std::string& ring_name,
-               const std::vector<int32_t>& at, int position, double weight) {
+               const std::vector<int32_t>& at, int position, Counts counts, double weight) {
     const Tensor& first = g.tensors[use.pieces.begin()->first];
     const auto found = unit_of_.find({first.place, first.layer});
     if (found == unit_of_.end()) return;  // homeless
@@ -319,8 +337,10 @@ class Modelling {
           slot.copies.insert({begin + bytes, begin});
         }
       };
-      add(at[use.first], piece.fetch, true);
-      if (!piece.written.empty()) add(at[piece.last_write], piece.written, false);
+      if (counts == Counts::but_made)
+        add(at[use.first], piece.fetch, true);
+      else if (!piece.written.empty())
+        add(at[piece.last_write], piece.written, false);
     }
   }
 

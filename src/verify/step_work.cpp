@@ -28,10 +28,19 @@ class Reading {
     iterations_ = train.spec.micro_batches / group;
     name_spans();
     gather_choices(train);
-    follow(train, UpdateTime::end);
-    ScheduleChoice rotated = at_end_;
-    rotated.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
-    follow(input.train->get(rotated), UpdateTime::rotated);
+    for (const UpdateTime position : {UpdateTime::end, UpdateTime::rotated}) {
+      // Every plan is later than the bytes it makes, and no later than those it needs, whenever it
+      // gathers and sums.
+      ScheduleChoice latest = at_end_;
+      latest.gather_ahead = 0;
+      latest.reduce_delay = 1;
+      if (position == UpdateTime::rotated)
+        latest.update.assign(static_cast<size_t>(layers_) + 2, UpdatePosition::rotated);
+      ScheduleChoice earliest = latest;
+      earliest.reduce_delay = 0;
+      follow(input.train->get(latest), position, false);
+      follow(input.train->get(earliest), position, true);
+    }
     gather_updates(train);
     gather_repeats(train);
     std::tie(work_.least_device, work_.least_host) = least_bytes(input, group);
@@ -225,20 +234,21 @@ class Reading {
     return between > 0 ? static_cast<double>(between) / (iterations_ - 2) : 0;
   }
 
-  void follow(const Schedule& schedule, UpdateTime position) {
+  // `makes`: counts what is ready to be sent or copied away; otherwise everything else.
+  void follow(const Schedule& schedule, UpdateTime position, bool makes) {
     const Storage storage(schedule);
     const auto stays = stays_of(schedule, storage);
-    find_homes(schedule, storage, stays, position);
+    if (!makes) find_homes(schedule, storage, stays, position);
     int32_t iteration = 0;
     for (size_t s = 0; s < schedule.stages.size(); ++s) {
       const Stage& stage = schedule.stages[s];
       if (stage.name == "update") {
-        follow_stage(schedule, stage, stays[s], position, 0, 1, true);
+        follow_stage(schedule, stage, stays[s], position, makes, 0, 1, true);
         continue;
       }
       for (int v = 0; v < 3; ++v)
         if (const double part = share(v, iteration, stage.trip); part > 0)
-          follow_stage(schedule, stage, stays[s], position, v, part, false);
+          follow_stage(schedule, stage, stays[s], position, makes, v, part, false);
       iteration += stage.trip;
     }
   }
@@ -266,7 +276,7 @@ class Reading {
   }
 
   void follow_stage(const Schedule& schedule, const Stage& stage, const std::vector<Stay>& stays,
-                    UpdateTime position, int v, double part, bool updates) {
+                    UpdateTime position, bool makes, int v, double part, bool updates) {
     const Graph& g = schedule.graph;
     std::vector<int32_t> at;  // the span of each visit
     int32_t now = updates ? work_.updates : work_.begins[v];
@@ -277,6 +287,7 @@ class Reading {
       if (node.kind == NodeKind::op && (pass || updates))
         now = span(v, updates ? Work::update : work_of(node.pass), b);
       at.push_back(now);
+      if (makes != (node.kind == NodeKind::exchange && !pass)) continue;
       if (node.kind == NodeKind::op && pass && position == UpdateTime::end)
         note_pass(node, g, v, now);
       if (node.kind == NodeKind::op && node.pass == Pass::update && node.unit != kNone) {
@@ -291,14 +302,14 @@ class Reading {
       }
     }
     for (const Stay& stay : stays) {
-      count_copies(g, stay, at, position, part);
+      count_copies(g, stay, at, position, makes, part);
       if (!updates && position == UpdateTime::end)
-        count_copies(g, stay, at, UpdateTime::on_host, part);
+        count_copies(g, stay, at, UpdateTime::on_host, makes, part);
     }
   }
 
   void count_copies(const Graph& g, const Stay& stay, const std::vector<int32_t>& at,
-                    UpdateTime position, double part) {
+                    UpdateTime position, bool makes, double part) {
     Choice* c = choice(g.tensors[stay.parts.begin()->first]);
     if (c == nullptr || (c->pool == StreamPool::activations && position != UpdateTime::end) ||
         (c->pool == StreamPool::state && position == UpdateTime::on_host))
@@ -306,12 +317,12 @@ class Reading {
     Streamed& streamed = c->streamed[static_cast<size_t>(position)];
     for (const auto& [tensor, p] : stay.parts) {
       const double size = part * static_cast<double>(size_of(g.tensors[tensor].dtype));
-      if (!p.fetched.empty()) {
+      if (!makes && !p.fetched.empty()) {
         Moved& moved = streamed.by_span[at[stay.first]];
         moved.in += size * static_cast<double>(elements(p.fetched));
         moved.in_copies += part * static_cast<double>(p.fetched.size());
       }
-      if (!p.returned.empty()) {
+      if (makes && !p.returned.empty()) {
         Moved& moved = streamed.by_span[at[p.last_write]];
         moved.out += size * static_cast<double>(elements(p.returned));
         moved.out_copies += part * static_cast<double>(p.returned.size());

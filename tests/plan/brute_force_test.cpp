@@ -336,6 +336,16 @@ bool shares(const PlanInput& input) {
                      [](const LpRow& row) { return row.name.starts_with("shared "); });
 }
 
+// Gradients that are summed at once can leave before those that wait for the next layer's work: the
+// best plan of this instance hides their copies under a last interval that others do not have.
+TEST(BruteForce, NeitherIsWhatSumsAtOnce) {
+  Instance instance(715533524);
+  const Outcome o = try_instance(instance);
+  ASSERT_TRUE(o.exists && o.fits);
+  EXPECT_GT(o.bound, 0);
+  EXPECT_LE(o.bound, o.best * (1 + 1e-9)) << instance.text();
+}
+
 // SPILLWAY_LONG=1: the whole campaign; SPILLWAY_SEED: the seed of the first instance.
 TEST(BruteForce, NothingIsFasterThanTheBound) {
   const char* set = std::getenv("SPILLWAY_LONG");
