@@ -40,14 +40,18 @@ class Modelling {
     add_intervals();
     add_units(train);
     for (const UpdatePosition position : {UpdatePosition::end, UpdatePosition::rotated}) {
+      ScheduleChoice choice = model_.choice;
+      if (position == UpdatePosition::rotated)
+        choice.update.assign(static_cast<size_t>(layers_) + 2, position);
+      if (train.spec.ranks == 1) {
+        walk(input_.train->get(choice), index_of(position), Counts::all);
+        continue;
+      }
       // Plans may sum at once or later, gather ahead or not. What is fetched counts where the last
       // of them needs it, what is made where the first has it: then each is within what is counted.
       // Compute is at its latest too: counted early, it would have bytes leave before they are
       // made.
-      ScheduleChoice choice = model_.choice;
       choice.gather_ahead = 0;
-      if (position == UpdatePosition::rotated)
-        choice.update.assign(static_cast<size_t>(layers_) + 2, position);
       walk(input_.train->get(choice), index_of(position), Counts::but_made);
       choice.reduce_delay = 0;
       walk(input_.train->get(choice), index_of(position), Counts::made);
@@ -59,8 +63,8 @@ class Modelling {
   }
 
  private:
-  // Of one walk through the step: what lanes can begin to move, or all else.
-  enum class Counts : uint8_t { but_made, made };
+  // Of one walk through the step: what lanes can begin to move, all else, or both.
+  enum class Counts : uint8_t { all, but_made, made };
 
   int32_t bucket_of(int32_t layer) const {
     if (layer == 0) return 0;
@@ -159,7 +163,7 @@ class Modelling {
     const Sequencer sequencer(train, all_host_);
     Rings rings;
     const std::vector<StagePlan> stages = plan_stages(train, sequencer, rings);
-    if (counts == Counts::but_made) add_homes(train, stages, position);
+    if (counts != Counts::made) add_homes(train, stages, position);
     int32_t iteration = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = train.stages[s];
@@ -207,7 +211,7 @@ class Modelling {
       if (node.kind == NodeKind::op && (update || pass))
         current = interval(v, update ? StepPhase::update : item.phase, bucket);
       at[p] = current;
-      if (made != is_made(node)) continue;
+      if (counts != Counts::all && made != is_made(node)) continue;
       if (end && node.kind == NodeKind::op && pass) note_limits(node, g, v == 0, last, current);
       if (node.kind == NodeKind::op) {
         const double seconds = weight * seconds_of(node, g);
@@ -337,9 +341,8 @@ class Modelling {
           slot.copies.insert({begin + bytes, begin});
         }
       };
-      if (counts == Counts::but_made)
-        add(at[use.first], piece.fetch, true);
-      else if (!piece.written.empty())
+      if (counts != Counts::made) add(at[use.first], piece.fetch, true);
+      if (counts != Counts::but_made && !piece.written.empty())
         add(at[piece.last_write], piece.written, false);
     }
   }
