@@ -47,11 +47,8 @@ class Modelling {
         walk(input_.train->get(choice), index_of(position), Counts::all);
         continue;
       }
-      // Plans may sum at once or later, gather ahead or not. What is fetched counts where the last
-      // of them needs it, what is made where the first has it: then each is within what is counted.
-      // Compute is at its latest too: counted early, it would have bytes leave before they are
-      // made.
       choice.gather_ahead = 0;
+      choice.reduce_delay = 1;
       walk(input_.train->get(choice), index_of(position), Counts::but_made);
       choice.reduce_delay = 0;
       walk(input_.train->get(choice), index_of(position), Counts::made);
@@ -197,7 +194,6 @@ class Modelling {
   void walk_stage(const Schedule& train, const StagePlan& plan, const Rings& rings, int position,
                   Counts counts, int v, double weight, bool update) {
     const Graph& g = train.graph;
-    const bool made = counts == Counts::made;
     const bool end = position == index_of(UpdatePosition::end);
     const bool last = v == (iterations_ > 1 ? 2 : 0);
     std::vector<int32_t> at(plan.items.size());
@@ -211,7 +207,9 @@ class Modelling {
       if (node.kind == NodeKind::op && (update || pass))
         current = interval(v, update ? StepPhase::update : item.phase, bucket);
       at[p] = current;
-      if (counts != Counts::all && made != is_made(node)) continue;
+      // Gathers of the passes are needed, other exchanges are made.
+      const bool made = node.kind == NodeKind::exchange && !pass;
+      if (counts == (made ? Counts::but_made : Counts::made)) continue;
       if (end && node.kind == NodeKind::op && pass) note_limits(node, g, v == 0, last, current);
       if (node.kind == NodeKind::op) {
         const double seconds = weight * seconds_of(node, g);
@@ -245,12 +243,6 @@ class Modelling {
       add_use(g, use, ring, at, position, counts, weight);
       if (end && !update) add_use(g, use, ring, at, index_of(UpdatePosition::host), counts, weight);
     }
-  }
-
-  // Gathers of the passes are needed, other exchanges are made.
-  static bool is_made(const Node& node) {
-    return node.kind == NodeKind::exchange && node.pass != Pass::forward &&
-           node.pass != Pass::backward;
   }
 
   // Where a pass first reads what an update makes, and completes what it reads.

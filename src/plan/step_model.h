@@ -4,6 +4,11 @@
 // Time is cut into intervals: the compute lane's work on one bucket of neighbouring layers in one
 // pass. Iterations of a step are three: the first, the average of those between, the last. Bytes
 // and seconds of the middle one are averages over its `weight` iterations.
+//
+// Plans of one order may sum over ranks at once or a layer later, and gather a layer ahead or not.
+// What is fetched or gathered counts where the last of them needs it, what is made where the first
+// has it, and compute, that of sums included, where the last does it: early, it would have bytes
+// leave before they are made. So what is counted holds for each of them.
 #pragma once
 
 #include <algorithm>

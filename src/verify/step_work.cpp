@@ -29,8 +29,8 @@ class Reading {
     name_spans();
     gather_choices(train);
     for (const UpdateTime position : {UpdateTime::end, UpdateTime::rotated}) {
-      // Every plan is later than the bytes it makes, and no later than those it needs, whenever it
-      // gathers and sums.
+      // Whenever a plan gathers and sums, it needs no bytes later than `latest` does, and makes
+      // none earlier than `earliest`.
       ScheduleChoice latest = at_end_;
       latest.gather_ahead = 0;
       latest.reduce_delay = 1;

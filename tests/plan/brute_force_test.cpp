@@ -272,6 +272,7 @@ struct Outcome {
   bool fits = false;    // the planner found a plan
   bool exists = false;  // and so did brute force
   double bound = 0, best = 0, ours = 0;
+  bool sums_at_once = false;   // the best
   bool another_group = false;  // of micro-batches, in the best than in ours
   size_t timed = 0;
 };
@@ -320,6 +321,7 @@ Outcome try_instance(Instance& instance) {
   own["comm_staging"] = ours.placement.slots_of("comm_staging");
   instance.for_each(own, [&](const Candidate& c) { consider(c, peaks_of(input, c), true); });
   EXPECT_TRUE(among_them) << "the planner's choice is none of those that were tried";
+  outcome.sums_at_once = best.schedule.reduce_delay == 0;
   outcome.another_group = best.schedule.group != ours.schedule.group;
   if (outcome.ours > kFarFromBest * outcome.best)
     fmt::print("  {:.3f} × the best: {}\n   {}\n", outcome.ours / outcome.best, instance.text(),
@@ -336,14 +338,16 @@ bool shares(const PlanInput& input) {
                      [](const LpRow& row) { return row.name.starts_with("shared "); });
 }
 
-// Gradients that are summed at once can leave before those that wait for the next layer's work: the
-// best plan of this instance hides their copies under a last interval that others do not have.
-TEST(BruteForce, NeitherIsWhatSumsAtOnce) {
+// Gradients that are summed at once leave an interval before those that wait for the next layer's
+// work. Few instances tell: this one's best plan sums at once, and would be below the bound if
+// the later moment counted, which adds 10.4 % to it.
+TEST(BruteForce, NothingThatSumsAtOnceIsFasterThanTheBound) {
   Instance instance(715533524);
   const Outcome o = try_instance(instance);
   ASSERT_TRUE(o.exists && o.fits);
-  EXPECT_GT(o.bound, 0);
   EXPECT_LE(o.bound, o.best * (1 + 1e-9)) << instance.text();
+  EXPECT_TRUE(o.sums_at_once);
+  EXPECT_LE(o.best, 1.1 * o.bound);
 }
 
 // SPILLWAY_LONG=1: the whole campaign; SPILLWAY_SEED: the seed of the first instance.
